@@ -1,5 +1,5 @@
 // NCCL's calls that move data, made by the addresses of its functions. CuPy loads the library, and
-// makes, splits and owns the communicators, so NCCL is neither included nor linked here. No call
+// makes and owns the communicators, so NCCL is neither included nor linked here. No call
 // takes the GIL. Numbers are those of NCCL's public header.
 #pragma once
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fastcoll.buckets import AddressTable, require_apart
-from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Place, Site
-from fastcoll.cuda.algorithms.call import Call
+from fastcoll.cuda.algorithms import Algorithm, Call
+from fastcoll.cuda.algorithms.launches import Piece, PlanContext
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache, Recent
 from fastcoll.cuda.selector import fuses, select
@@ -204,7 +204,7 @@ class AllReduces:
         for call, indices in self._calls(tasks, options):
             algorithm = self._choose(call, options)
             self.chosen = algorithm.name
-            if algorithm.name == "nccl" and algorithm.launches(call) == 1:
+            if algorithm.name == "nccl" and call.is_plain:
                 left += indices
             else:
                 chosen.append((algorithm, call, indices))
@@ -254,21 +254,23 @@ class AllReduces:
         workspace: Callable[[int], Tensor],
         stream: int,
     ) -> list[Part]:
-        site = Site(self._communicator, stream, self._kernel_device, self.region.peers, workspace)
+        context = PlanContext(
+            self._communicator, stream, self._kernel_device, self.region.peers, workspace
+        )
         parts = []
         for algorithm, call, indices in chosen:
             pieces = tuple(Piece(*tasks[index][3:]) for index in indices)
-            prepared = algorithm.prepare(call, pieces, site)
-            parts.append(Part(algorithm.name, call, tuple(indices), prepared))
+            prepared = algorithm.prepare(call, pieces, context)
+            parts.append(Part(algorithm, call, tuple(indices), prepared))
         return parts
 
     def _placed(self, plan: Plan, tasks: Sequence[Task]) -> Placed:
         """Returns a plan with its tensors' addresses, in tables if the plan reads tables."""
-        places: list[Place] = []
+        places: list[tuple[int, int]] = []
         tables: list[Tensor] = []
         for part in plan.parts:
             if not part.prepared.tables:
-                places.append(Place(*tasks[part.indices[0]][3:5]))
+                places.append(tasks[part.indices[0]][3:5])
                 continue
             call = part.call
             sources = [tasks[index][3] for index in part.indices]
@@ -276,7 +278,7 @@ class AllReduces:
             require_apart(call.sizes, outs, call.dtype.itemsize, "tensors")
             read = AddressTable(self._kernel_device).refresh(sources)
             written = AddressTable(self._kernel_device).refresh(outs) if outs != sources else read
-            places.append(Place(read.data_ptr(), written.data_ptr()))
+            places.append((read.data_ptr(), written.data_ptr()))
             tables += (read, written)
         return Placed(plan, tuple(places), tuple(tables))
 

@@ -29,6 +29,7 @@ from fastcoll.cuda.errors import ABORTED, Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_init import create_communicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.symmetric import Wish, open_region
@@ -145,7 +146,7 @@ class CudaEngine:
         self._device_type = device_type
         self._making: defaultdict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
         self._of_all = threading.Lock()
-        self._made: Counter[int] = Counter()
+        self._made: Counter[int] = Counter()  # communicators that each pair's ranks began to make
         self._splits = 0
         self._pools = RegisteredPools(self.communicators)
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
@@ -176,7 +177,7 @@ class CudaEngine:
                     "a graph. Make one call before the capture."
                 )
             where = torch.device(self._device_type, device)
-            made = self._for_all(where) if pair < 0 else self._for_pair(where, pair)
+            made = self._create(where, pair)
             self._take(device, pair, made, made.instance)
             if pair < 0:
                 self._open_region(device)
@@ -343,34 +344,23 @@ class CudaEngine:
                 communicator.forget(ABORTED)
         self._known.clear()
 
-    def _for_all(self, device: torch.device) -> NcclCommunicator:
-        return self._communicator(self._store, self._member, device, self._generation(-1))
-
-    def _generation(self, pair: int) -> int:
-        """Returns how many communicators these ranks began to make before."""
+    def _create(self, device: torch.device, pair: int) -> NcclCommunicator:
+        """Makes a communicator of all ranks, or with the rank `pair`."""
+        store, member = self._store, self._member
+        if pair >= 0:
+            low, high = sorted((member.rank, pair))
+            two = f"{member.group}, ranks {low} and {high}"
+            member = Member(two, int(member.rank == high), 2)
+            store = PrefixStore(f"pair/{low}-{high}", store)
         self._made[pair] += 1
-        return self._made[pair] - 1
-
-    def _for_pair(self, device: torch.device, peer: int) -> NcclCommunicator:
-        low, high = sorted((self._member.rank, peer))
-        two = f"{self._member.group}, ranks {low} and {high}"
-        member = Member(two, int(self._member.rank == high), 2)
-        store = PrefixStore(f"pair/{low}-{high}", self._store)
-        return self._communicator(store, member, device, self._generation(peer))
-
-    def _communicator(
-        self, store: Store, member: Member, device: torch.device, generation: int
-    ) -> NcclCommunicator:
-        return NcclCommunicator.create(
+        return create_communicator(
             store,
-            group=member.group,
-            rank=member.rank,
-            size=member.size,
-            device=device,
-            timeout=self._timeout,
-            generation=generation,
-            cancelled=self._over,
-            config=self._config,
+            member,
+            device,
+            self._timeout.total_seconds(),
+            self._made[pair] - 1,
+            self._over,
+            self._config,
         )
 
 

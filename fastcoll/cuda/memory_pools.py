@@ -15,15 +15,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastcoll._load import C
 from fastcoll.cuda import deadline, nccl_library
-from fastcoll.cuda.nccl_init import current
+from fastcoll.cuda.nccl import NcclCommunicator, current
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
-
-if TYPE_CHECKING:
-    from fastcoll.cuda.nccl import NcclCommunicator
 
 Value = TypeVar("Value")
 

@@ -1,53 +1,72 @@
-"""NCCL's communicators, reached through CuPy.
+"""NCCL's communicators, owned through CuPy.
 
-``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes and reductions, and a stream's
-handle; it takes no tensors and waits for no stream. Its calls release the GIL. A communicator lives until
-``destroy`` or ``abort``, or until the interpreter ends. The garbage collector never frees it, because that
-might block forever.
+``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes, and a stream's handle; it takes no tensors and
+waits for no stream. Its calls release the GIL, and go through C++ (csrc/device/nccl.cpp), as the engine's do. A
+communicator lives until ``destroy`` or ``abort``, or until the interpreter ends. The garbage collector never frees it,
+because that might block forever.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
-from fastcoll.cuda import deadline, nccl_library
+from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.nccl_calls import DataCalls
-from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
-from fastcoll.cuda.nccl_init import connect, current
-from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
-from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
-from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled
-from fastcoll.cuda.nccl_status import async_status, finish, settle
+from fastcoll.cuda.nccl_config import LibraryCommunicator, check_config
+from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
+from fastcoll.cuda.nccl_life import (
+    ABORT_SECONDS,
+    decref,
+    incref,
+    left_behind,
+    register_communicator,
+    unregister_communicator,
+)
+from fastcoll.cuda.nccl_status import finish, settle, translated
 
-__all__ = ["NcclCommunicator"]
+__all__ = ["NcclCommunicator", "current"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
+_SYMMETRIC = 1  # NCCL's flag for a window that all ranks use at the same offset
+_POLL = 0.001  # seconds between two polls of a handle that NCCL will write
 
-class NcclCommunicator(DataCalls):
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Makes a CUDA device current on this thread; NCCL's init and destroy use the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+class NcclCommunicator:
     """One rank's communicator on one device.
 
-    Make it with ``create`` or ``split``. Issue calls together inside ``with communicator.group():``. One thread
-    at a time may make calls; only ``abort``, ``destroy`` and ``async_error`` may come from any thread, even while
-    another thread is in a call.
+    Make it with ``nccl_init.create_communicator`` or ``split``. Issue calls together inside
+    ``with communicator.group():``. One thread at a time may make calls; only ``abort`` and ``destroy`` may come from
+    any thread, even while another thread is in a call.
 
-    Attributes:
+    Args:
+        raw: CuPy's communicator, or a ``LibraryCommunicator``.
         member: Group, rank and size.
         device: Device of its buffers.
-        library: The NCCL library that it calls.
+        timeout: Seconds that a split waits for the other ranks, and that a call of a nonblocking communicator may stay
+            in progress.
+        library: The NCCL library to call.
         instance: A unique text, equal on all its ranks; "" after a split, until the engine sets it.
+
+    Attributes:
+        calls: The calls that move data, for C++.
+        ended_elsewhere: Returns why the communicator has ended, if another object aborted it.
     """
 
     def __init__(
@@ -59,57 +78,126 @@ class NcclCommunicator(DataCalls):
         library: NcclLibrary,
         instance: str = "",
     ) -> None:
-        super().__init__(raw, member, timeout, library)
+        self.member = member
         self.device = device
+        self.timeout = timeout
+        self.library = library
         self.instance = instance
+        self.calls = C.NcclCalls(
+            library.functions, int(raw.comm), member.size, timedelta(seconds=timeout)
+        )
+        self.ended_elsewhere: Callable[[], str | None] | None = None
+        self._raw = raw
+        self._closed: str | None = None
         self._forgotten = False
         self._ending: deadline.Call[None] | None = None
         self._lock = threading.Lock()
-        keep(raw)
-        born(self)
+        incref(raw)
+        register_communicator(self)
 
-    @classmethod
-    def create(
-        cls,
-        store: Store,
-        *,
-        group: str,
-        rank: int,
-        size: int,
-        device: torch.device,
-        timeout: timedelta,
-        generation: int = 0,
-        cancelled: Cancelled | None = None,
-        config: C.NcclConfig | None = None,
-    ) -> NcclCommunicator:
-        """Makes a communicator, together with all other ranks of the group.
+    @property
+    def closed(self) -> str | None:
+        """Why the communicator has ended; None while it lives."""
+        if self._closed is None and self.ended_elsewhere is not None:
+            return self.ended_elsewhere()
+        return self._closed
+
+    def issue(
+        self,
+        what: str,
+        dtype: torch.dtype,
+        given: tuple[int, int],
+        result: tuple[int, int],
+        stream: int,
+        root: int = -1,
+        op: str | None = None,
+    ) -> None:
+        """Puts a call on a stream.
 
         Args:
-            store: The group's store, common to all ranks.
-            group: Name of the group, for errors and keys.
-            rank: This process in the group.
-            size: Number of ranks.
-            device: The CUDA device of this rank.
-            timeout: How long to wait for the other ranks.
-            generation: How many communicators the ranks of this group have made before.
-            cancelled: If another thread sets it, the wait ends with an error.
-            config: NCCL config of the communicator, equal on all ranks.
+            what: One of ``C.COLLECTIVES``.
+            dtype: Dtype of the elements, one of ``C.DTYPES``.
+            given: Address and elements of the input; (0, 0): none.
+            result: Address and elements of the result; (0, 0): none.
+            stream: Handle of the CUDA stream.
+            root: The other rank of a send or receive.
+            op: One of ``C.REDUCE_OPS`` except PREMUL_SUM, or None.
 
         Raises:
-            ImportError: CuPy or NCCL is missing; there are two copies of NCCL.
-            DistBackendError: A rank did not arrive in time, or NCCL failed; the error names ranks and cause.
-            DistStoreError: The store holds an entry that is not fastcoll's.
-            ValueError: ``rank`` is not below ``size``, or this NCCL does not support the config.
+            TypeError: NCCL has no such reduction of this dtype.
+            DistBackendError: NCCL failed.
         """
-        member = Member(group, rank, size)
-        if not 0 <= rank < size:
-            raise ValueError(member.says(WHAT, f"expected a rank from 0 to {size - 1}, got {rank}"))
-        library = nccl_library.load()
-        seconds = timeout.total_seconds()
-        raw, instance = connect(
-            library, store, member, device, seconds, generation, cancelled, config
+        self._check(what)
+        kind = C.DTYPES.index(str(dtype).removeprefix("torch."))
+        operation = len(C.REDUCE_OPS) if op is None else C.REDUCE_OPS.index(op)
+        numbers = (C.COLLECTIVES.index(what), kind, operation, root, 1.0, 0)
+        with self._naming(what):
+            self.calls.issue(*numbers, *given, *result, stream)
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """Issues the calls of its body together; sends and receives may come in any order.
+
+        If the body raises, none of them is issued. Groups may be nested: the outermost issues the calls.
+
+        Raises:
+            DistBackendError: NCCL failed.
+        """
+        self._check("group")
+        with self._naming("group"):
+            self.calls.begin_group()
+        try:
+            yield
+        except BaseException:
+            # NCCL has no call to drop a group, but it drops one that contains an invalid call. A communicator that
+            # was aborted meanwhile must not be touched.
+            if self.closed is None:
+                with contextlib.suppress(Exception):
+                    self.library.call("ncclAllReduce", 0, 0, 0, -1, 0, self._raw.comm, 0)
+            with contextlib.suppress(Exception):
+                self.calls.end_group()
+            raise
+        with self._naming("group"):
+            self.calls.end_group()
+
+    def register(self, address: int, size: int, symmetric: bool = False) -> int:
+        """Registers device memory, which NCCL then need not copy; returns the handle for ``deregister``.
+
+        Args:
+            address: Where the memory begins; for a window a multiple of 4096.
+            size: In bytes.
+            symmetric: Whether as a window: all ranks register together and use the same offset in every call.
+
+        Raises:
+            DistBackendError: NCCL failed.
+        """
+        self._check("nccl_register")
+        place = ctypes.c_void_p()
+        name, flags = (
+            ("ncclCommWindowRegister", [_SYMMETRIC]) if symmetric else ("ncclCommRegister", [])
         )
-        return cls(raw, member, device, seconds, library, instance)
+        try:
+            self.library.call(name, self._raw.comm, address, size, ctypes.byref(place), *flags)
+        except StatusError as error:
+            if error.status != IN_PROGRESS:
+                raise self._translated("nccl_register", error) from None
+            while not place.value and self.closed is None:  # NCCL writes it on completion
+                time.sleep(_POLL)
+        self._check("nccl_register")
+        return place.value or 0
+
+    def deregister(self, registration: int, symmetric: bool = False) -> None:
+        """Undoes a registration; call it before its memory is freed.
+
+        Raises:
+            DistBackendError: NCCL failed.
+        """
+        self._check("nccl_deregister")
+        name = "ncclCommWindowDeregister" if symmetric else "ncclCommDeregister"
+        try:
+            self.library.call(name, self._raw.comm, registration)
+        except StatusError as error:
+            raise self._translated("nccl_deregister", error) from None
 
     def split(
         self, color: int, key: int, group: str, config: C.NcclConfig | None = None
@@ -126,33 +214,28 @@ class NcclCommunicator(DataCalls):
             The communicator of this rank's part, or None for -1.
 
         Raises:
-            DistBackendError: A rank did not arrive in time, which ends this communicator too, or NCCL failed.
+            DistBackendError: A rank did not arrive in time, or NCCL failed; abort this communicator then.
             ValueError: ``color`` is below -1, or this NCCL does not support the config.
         """
         self._check("nccl_split")
-        configured = config is not None and is_set(config)
-        if config is not None:
-            check_config(self.library, config)
-        # CuPy loses a communicator whose split continues after the call has returned.
-        returns_early = os.environ.get("NCCL_COMM_BLOCKING") == "0"
-        own = ConfiguredCommunicator(self.library) if configured or returns_early else None
+        check_config(self.library, config)
         if color < -1:
             raise ValueError(
                 self.member.says("nccl_split", f"expected a color of at least -1, got {color}")
             )
+        part = LibraryCommunicator(self.library)
+        where = self.library, self.member, "nccl_split"
+        end = time.monotonic() + self.timeout
 
-        def divide() -> Any:
+        def divide() -> None:
             with current(self.device):
-                if own is None:
-                    return self._raw.commSplit(color, key)
-                return own.divide(self._raw.comm, color, key, config if configured else None)
+                part.make_part(self._raw.comm, color, key, config)
 
         def late(what: str) -> dist.DistBackendError:
             return self.member.fault(
                 "nccl_split", f"timed out after {self.timeout * 1000:.0f} ms: {what}"
             )
 
-        end = time.monotonic() + self.timeout
         call = deadline.start(divide)
         try:
             if not call.wait(self.timeout):
@@ -160,67 +243,30 @@ class NcclCommunicator(DataCalls):
                     "not all ranks of the group have split it. Call split on every rank, with color -1 where none is "
                     "wanted."
                 )
-            if own is not None:
-                self._finish_split(own, color >= 0, call.result, end, late)
+            # A split may continue after its call has returned, whatever its status. "In progress" is then the status
+            # of the whole communicator; when it ends, the part gets its handle.
+            finish(*where, call.result)
+            settle(*where, self._raw.comm, end, late)
+            if color >= 0:
+                while not part.comm:
+                    if time.monotonic() >= end:
+                        raise late(
+                            "NCCL has not made this rank's part. Set NCCL_DEBUG=INFO to see what it waits for."
+                        )
+                    time.sleep(_POLL)
+                settle(*where, part.comm, end, late)
         except BaseException as error:
-            if own is not None:
-                keep(own)  # NCCL may still write its handle
-                if own.comm:
-                    deadline.start(own.abort).wait(ABORT_SECONDS)
-            if self.ended_elsewhere is None:  # else its owner aborts it
-                self.abort(str(error))
+            incref(part)  # NCCL may still write its handle
+            if part.comm and call.wait(0):  # an abort might free what a running split still uses
+                deadline.start(part.abort).wait(ABORT_SECONDS)
+            if isinstance(error, dist.DistBackendError):
+                self._check("nccl_split")  # after an abort, its reason is the error to raise
             raise
-        if own is not None:
-            part: Any = own if own.comm else None
-        else:
-            try:
-                part = call.result()
-            except Exception as error:
-                raise self._translated("nccl_split", error) from None
-        if part is None:
+        if color < 0:
             return None
-        with current(self.device):
-            member = Member(group, part.rank_id(), part.size())
+        rank = self.library.number("ncclCommUserRank", part.comm)
+        member = Member(group, rank, self.library.number("ncclCommCount", part.comm))
         return NcclCommunicator(part, member, self.device, self.timeout, self.library)
-
-    def _finish_split(
-        self,
-        part: ConfiguredCommunicator,
-        is_for_us: bool,
-        result: Callable[[], object],
-        end: float,
-        late: Callable[[str], dist.DistBackendError],
-    ) -> None:
-        """Waits for a split that may continue after its call has returned, whatever its status.
-
-        The status "in progress" is that of the whole communicator; when it ends, the part gets its handle.
-        """
-        where = self.library, self.member, "nccl_split"
-        finish(*where, self._raw, result, end, late)
-        settle(*where, self._raw, end, late)
-        if is_for_us:
-            while not part.comm:
-                if time.monotonic() >= end:
-                    raise late(
-                        "NCCL has not made this rank's part. Set NCCL_DEBUG=INFO to see what it waits for."
-                    )
-                time.sleep(0.001)
-            settle(*where, part, end, late)
-
-    def async_error(self) -> dist.DistBackendError | None:
-        """Returns the error that occurred after a call returned, or None; does not block."""
-        with self._lock:  # keeps an abort from freeing it meanwhile
-            if self._closed is not None:
-                return self.member.fault("nccl", self._closed)
-            try:
-                status = async_status(self.library.cupy, self._raw)
-            except Exception as error:
-                return self.member.fault("nccl", str(error))
-            if status in (0, IN_PROGRESS):
-                return None
-            return self.member.fault(
-                "nccl", f"asynchronous error: {self.library.functions.describe(status)}"
-            )
 
     def abort(
         self, reason: str = "the communicator was aborted", seconds: float | None = None
@@ -246,7 +292,12 @@ class NcclCommunicator(DataCalls):
         Returns:
             Whether NCCL freed it in time. If not, it is left as it is, with a warning in the log.
         """
-        return self._end("destroy", "the communicator was destroyed", self._destroy, seconds)
+
+        def destroy() -> None:
+            with current(self.device):
+                self._raw.destroy()
+
+        return self._end("destroy", "the communicator was destroyed", destroy, seconds)
 
     def abort_at_exit(self) -> None:
         """Aborts, and returns when NCCL does; does nothing if an abort or destroy has begun."""
@@ -263,10 +314,6 @@ class NcclCommunicator(DataCalls):
         self._closed = reason
         self._forgotten = True
 
-    def _destroy(self) -> None:
-        with current(self.device):
-            self._raw.destroy()
-
     def _end(
         self, what: str, reason: str, function: Callable[[], None], seconds: float | None
     ) -> bool:
@@ -282,7 +329,27 @@ class NcclCommunicator(DataCalls):
         if not call.wait(limit):
             _log.warning(left_behind(self.member, what, limit))
             return False
-        if died(self):
-            let_go(self._raw)
+        if unregister_communicator(self):
+            decref(self._raw)
         call.result()
         return True
+
+    def _check(self, what: str) -> None:
+        if (closed := self.closed) is not None:
+            raise self.member.fault(what, closed)
+
+    @contextlib.contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Adds the head with call, group and rank to C++ errors."""
+        try:
+            yield
+        except TypeError as error:
+            raise TypeError(self.member.says(what, str(error))) from None
+        except dist.DistBackendError as error:
+            self._check(what)  # after an abort, its reason is the error to raise
+            raise self.member.fault(what, str(error)) from None
+
+    def _translated(self, what: str, error: Exception) -> Exception:
+        if (closed := self.closed) is not None:
+            return self.member.fault(what, closed)
+        return translated(self.library, self.member, what, error)

@@ -1,4 +1,6 @@
-"""Communicators with a config, which CuPy's constructors do not take: made through the library that CuPy loaded.
+"""Communicators that CuPy cannot make: with a config, and parts. They are made by the library that CuPy loaded.
+
+CuPy's constructors take no config, and CuPy loses a part whose split continues after the call has returned.
 
 NCCL's ``ncclConfig_t`` begins with its size and a version, and new fields are added at its end. A library reads the
 fields that it supports and ignores the rest. So one layout serves all versions, and only a set field that the library
@@ -9,12 +11,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from fastcoll._load import C
 from fastcoll._requirements import nccl_packages
-from fastcoll.cuda.nccl_library import NcclLibrary, StatusError, UniqueId, version_text
+from fastcoll.cuda.nccl_library import NcclLibrary, UniqueId, version_text
 
-__all__ = ["ConfiguredCommunicator", "check_config", "is_set"]
+__all__ = ["LibraryCommunicator", "check_config", "is_set"]
 
 _MAGIC = 0xCAFEBEEF
 _NOT_SET = -(2**31)
@@ -69,19 +72,19 @@ _FIELDS = {
 }
 
 
-def is_set(config: C.NcclConfig) -> bool:
-    """Returns whether any field is set."""
-    return any(getattr(config, name) is not None for name in _FIELDS)
+def is_set(config: C.NcclConfig | None) -> TypeGuard[C.NcclConfig]:
+    """Returns whether there is a config with any field set."""
+    return config is not None and any(getattr(config, name) is not None for name in _FIELDS)
 
 
-def check_config(library: NcclLibrary, config: C.NcclConfig) -> None:
+def check_config(library: NcclLibrary, config: C.NcclConfig | None) -> None:
     """Checks that the library supports the fields that are set.
 
     Raises:
         ValueError: A field is newer than the library, which would ignore it.
     """
     for name, field in _FIELDS.items():
-        if getattr(config, name) is not None and library.version < field.since:
+        if getattr(config, name, None) is not None and library.version < field.since:
             raise ValueError(
                 f"fastcoll.Options: expected NCCL {version_text(field.since)} or newer for config.{name}, got "
                 f"{version_text(library.version)}. Leave it out, or {nccl_packages()} --upgrade"
@@ -95,9 +98,7 @@ def _native(library: NcclLibrary, config: C.NcclConfig) -> _NcclConfig:
             setattr(native, number, _NOT_SET)
     for name, field in _FIELDS.items():
         value = getattr(config, name)
-        if isinstance(
-            value, str
-        ):  # NCCL keeps the pointer as long as the communicator, and does not free it
+        if isinstance(value, str):  # NCCL keeps the pointer for good, and does not free it
             value = _copied(value)
         if value is not None:
             setattr(native, field.member, value)
@@ -111,8 +112,8 @@ def _copied(text: str) -> int | None:
     return address
 
 
-class ConfiguredCommunicator:
-    """The methods of CuPy's communicator that this package calls, for a communicator with a config.
+class LibraryCommunicator:
+    """A communicator that NCCL makes without CuPy, with the methods of CuPy's that this package calls.
 
     Args:
         library: NCCL.
@@ -140,47 +141,20 @@ class ConfiguredCommunicator:
             *(ctypes.byref(self._handle), size, ident, rank, ctypes.byref(native)),
         )
 
-    def divide(
-        self, whole: int, color: int, key: int, config: C.NcclConfig | None
-    ) -> ConfiguredCommunicator | None:
-        """Splits a communicator, together with its ranks, and becomes this rank's part.
+    def make_part(self, whole: int, color: int, key: int, config: C.NcclConfig | None) -> None:
+        """Splits a communicator, together with its ranks, and becomes this rank's part; it stays 0 for color -1.
 
         Args:
             whole: Handle of the communicator to split.
             color: Ranks with the same color share a part; -1: none for this rank.
             key: Orders the ranks in the part.
-            config: NCCL config of the part; None: that of the whole.
-
-        Returns:
-            This object; None for -1.
+            config: NCCL config of the part; if no field is set, that of the whole.
 
         Raises:
-            StatusError: NCCL failed.
+            StatusError: NCCL failed, or is still in progress.
         """
-        native = None if config is None else ctypes.byref(_native(self._library, config))
+        native = ctypes.byref(_native(self._library, config)) if is_set(config) else None
         self._library.call("ncclCommSplit", whole, color, key, ctypes.byref(self._handle), native)
-        return self if self._handle.value else None
-
-    def commSplit(self, color: int, key: int) -> ConfiguredCommunicator | None:
-        """Splits the communicator, as CuPy's method of this name does."""
-        return ConfiguredCommunicator(self._library).divide(self.comm, color, key, None)
-
-    def rank_id(self) -> int:
-        """Returns the rank in the communicator."""
-        return self._asked("ncclCommUserRank")
-
-    def size(self) -> int:
-        """Returns the number of its ranks."""
-        return self._asked("ncclCommCount")
-
-    def check_async_error(self) -> None:
-        """Checks the communicator's background work.
-
-        Raises:
-            StatusError: It failed, or is in progress.
-        """
-        if status := self._asked("ncclCommGetAsyncError"):
-            raise StatusError("ncclCommGetAsyncError", status)
 
     def abort(self) -> None:
         """Ends all calls and the communicator."""
@@ -189,20 +163,6 @@ class ConfiguredCommunicator:
     def destroy(self) -> None:
         """Ends the communicator after its calls."""
         self._end("ncclCommDestroy")
-
-    def allReduce(self, *arguments: int) -> None:
-        """Puts an all-reduce on a stream; takes addresses and NCCL's own enum values.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        *call, stream = arguments
-        self._library.call("ncclAllReduce", *call, self.comm, stream)
-
-    def _asked(self, name: str) -> int:
-        answer = ctypes.c_int()
-        self._library.call(name, self.comm, ctypes.byref(answer))
-        return answer.value
 
     def _end(self, name: str) -> None:
         handle, self._handle.value = self.comm, None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import threading
 import time
 from typing import Any
 
@@ -13,22 +11,23 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
-from fastcoll.cuda import deadline
+from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
-from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
+from fastcoll.cuda.nccl import NcclCommunicator, current
+from fastcoll.cuda.nccl_config import LibraryCommunicator, check_config, is_set
 from fastcoll.cuda.nccl_library import NcclLibrary
 from fastcoll.cuda.nccl_life import (
     ABORT_SECONDS,
+    decref,
+    incref,
     is_ending,
-    keep,
     left_behind,
-    let_go,
     making,
 )
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled, Rendezvous
-from fastcoll.cuda.nccl_status import finish, translated
+from fastcoll.cuda.nccl_status import finish, settle, translated
 
-__all__ = ["connect", "current"]
+__all__ = ["create_communicator"]
 
 _GLANCE = 0.1  # seconds between two checks of what else may end NCCL's init
 
@@ -36,49 +35,44 @@ _log = logging.getLogger("fastcoll.cuda")
 
 
 @making()
-def connect(
-    library: NcclLibrary,
+def create_communicator(
     store: Store,
     member: Member,
     device: torch.device,
     seconds: float,
     generation: int,
-    cancelled: Cancelled | None,
+    cancelled: Cancelled,
     config: C.NcclConfig | None = None,
-) -> tuple[Any, str]:
-    """Makes CuPy's communicator, together with all other ranks of the group.
+) -> NcclCommunicator:
+    """Makes a communicator, together with all other ranks of the group.
 
     Args:
-        library: NCCL.
-        store: The group's store.
+        store: The group's store, common to all ranks.
         member: Group and rank.
         device: The CUDA device of this rank.
         seconds: How long to wait for the other ranks.
         generation: How many communicators the ranks of this group have made before.
         cancelled: If another thread sets it, the wait ends with an error.
-        config: NCCL config; if no field is set, CuPy's constructor makes the communicator.
-
-    Returns:
-        The communicator, and a unique text that is equal on its ranks.
+        config: NCCL config, equal on all ranks; if no field is set, CuPy's constructor makes the communicator.
 
     Raises:
-        DistBackendError: A rank did not arrive in time, or NCCL failed here or on another rank.
+        ImportError: CuPy or NCCL is missing; there are two copies of NCCL.
+        DistBackendError: A rank did not arrive in time, or NCCL failed here or on another rank; the error names ranks
+            and cause.
         DistStoreError: The store holds an entry that is not fastcoll's.
         ValueError: This NCCL does not support the config.
     """
-    configured = config is not None and is_set(config)
-    if config is not None:
-        check_config(library, config)
+    library = nccl_library.load()
+    check_config(library, config)
     end = time.monotonic() + seconds
-    over = cancelled or threading.Event()
-    meeting = Rendezvous(store, member, generation, library.version, end, seconds, over)
+    meeting = Rendezvous(store, member, generation, library.version, end, seconds, cancelled)
     unique_id = meeting.exchange(lambda: _unique_id(library, member))
     cupys = library.cupy.NcclCommunicator
-    raw: Any = ConfiguredCommunicator(library) if configured else cupys.__new__(cupys)
+    raw: Any = LibraryCommunicator(library) if is_set(config) else cupys.__new__(cupys)
 
     def init() -> None:
         with current(device):
-            if configured:
+            if is_set(config):
                 raw.make(member.size, unique_id, member.rank, config)
             else:
                 raw.__init__(member.size, unique_id, member.rank)
@@ -91,7 +85,7 @@ def connect(
                 raise member.fault(WHAT, f"another rank failed: {fault}")
             if is_ending():
                 raise member.fault(WHAT, "the interpreter ends")
-            if over.is_set():
+            if cancelled.is_set():
                 raise member.fault(WHAT, NEVER_MADE)
             if time.monotonic() >= end:
                 absent = meeting.not_entered()
@@ -99,18 +93,15 @@ def connect(
                 raise meeting.timed_out(
                     f"{who} NCCL's init, which has not ended here (set NCCL_DEBUG=INFO to see what it waits for)"
                 )
-        finish(library, member, WHAT, raw, call.result, end, meeting.timed_out)
+        finish(library, member, WHAT, call.result)
+        settle(library, member, WHAT, raw.comm, end, meeting.timed_out)
     except BaseException as error:
         meeting.fail(str(error))
         _give_up(member, raw, call)
         raise
     meeting.clean_up()
-    return raw, hashlib.sha256(unique_id).hexdigest()[:16]
-
-
-def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Makes a CUDA device current on this thread; NCCL's init and destroy use the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    instance = hashlib.sha256(unique_id).hexdigest()[:16]
+    return NcclCommunicator(raw, member, device, seconds, library, instance)
 
 
 def _unique_id(library: NcclLibrary, member: Member) -> bytes:
@@ -126,7 +117,7 @@ def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
     An init that blocks is left behind with its thread. NCCL has already returned the communicator's handle then. But an
     abort does not wait for the init, and may free memory that the init still uses.
     """
-    keep(raw)
+    incref(raw)
     if not init.wait(_GLANCE):
         _log.warning(left_behind(member, "init", _GLANCE))
         return
@@ -135,4 +126,4 @@ def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
         if not abort.wait(ABORT_SECONDS):
             _log.warning(left_behind(member, "abort", ABORT_SECONDS))
             return
-    let_go(raw)
+    decref(raw)

@@ -1,7 +1,7 @@
 """The NCCL that CuPy loaded: its path, its version, and the functions that CuPy does not bind.
 
 Nothing here loads a library. CuPy loads NCCL and owns communicators. Functions that CuPy lacks are looked up by name
-in the same library, and take ``NcclCommunicator.handle``.
+in the same library.
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
     "ncclCommDestroy": ([_POINTER], "2.2"),
     "ncclCommRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER], "2.19"),
     "ncclCommDeregister": ([_POINTER, _POINTER], "2.19"),
-    "ncclMemAlloc": ([_OUT_POINTER, _SIZE], "2.19"),
-    "ncclMemFree": ([_POINTER], "2.19"),
     "ncclCommWindowRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER, _INT], "2.27"),
     "ncclCommWindowDeregister": ([_POINTER, _POINTER], "2.27"),
 }
@@ -199,70 +197,15 @@ class NcclLibrary:
         function = getattr(self._library, name, None)
         return 0 if function is None else ctypes.cast(function, _POINTER).value or 0
 
-    def register(self, handle: int, address: int, size: int, place: ctypes.c_void_p) -> None:
-        """Registers ``size`` bytes of device memory, which NCCL then need not copy.
-
-        Args:
-            handle: The communicator.
-            address: Where the memory begins.
-            size: In bytes.
-            place: Receives the handle for ``deregister``.
+    def number(self, name: str, communicator: int) -> int:
+        """Returns the number that an NCCL function reports of a communicator.
 
         Raises:
-            StatusError: NCCL refused.
+            StatusError: NCCL failed.
         """
-        self.call("ncclCommRegister", handle, address, size, ctypes.byref(place))
-
-    def deregister(self, handle: int, registration: int) -> None:
-        """Undoes a registration; call it before the memory is freed.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        self.call("ncclCommDeregister", handle, registration)
-
-    def register_window(
-        self, handle: int, address: int, size: int, place: ctypes.c_void_p, flags: int = 0
-    ) -> None:
-        """Registers memory of ``allocate`` as a window, on all ranks together.
-
-        Args:
-            handle: The communicator.
-            address: Where the memory begins; a multiple of 4096.
-            size: In bytes.
-            place: Receives the handle for ``deregister_window``.
-            flags: 1 if all ranks use the same offset in every call.
-
-        Raises:
-            StatusError: NCCL refused, or is still in progress.
-        """
-        self.call("ncclCommWindowRegister", handle, address, size, ctypes.byref(place), flags)
-
-    def deregister_window(self, handle: int, window: int) -> None:
-        """Deregisters a window.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        self.call("ncclCommWindowDeregister", handle, window)
-
-    def allocate(self, size: int) -> int:
-        """Returns the address of ``size`` bytes of device memory of the kind that NCCL registers best.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        address = ctypes.c_void_p()
-        self.call("ncclMemAlloc", ctypes.byref(address), size)
-        return address.value or 0
-
-    def free(self, address: int) -> None:
-        """Frees what ``allocate`` returned.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        self.call("ncclMemFree", address)
+        answer = ctypes.c_int()
+        self.call(name, communicator, ctypes.byref(answer))
+        return answer.value
 
     def _function(self, name: str) -> Any:
         function = getattr(self._library, name, None)

@@ -14,23 +14,25 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member
+
+if TYPE_CHECKING:
+    from fastcoll.cuda.nccl import NcclCommunicator
 
 __all__ = [
     "ABORT_SECONDS",
     "DESTROY_SECONDS",
     "ENDING_SECONDS",
-    "Living",
-    "born",
-    "died",
+    "decref",
+    "incref",
     "is_ending",
-    "keep",
     "left_behind",
-    "let_go",
     "making",
+    "register_communicator",
+    "unregister_communicator",
 ]
 
 ABORT_SECONDS = 2.0
@@ -42,21 +44,11 @@ DESTROY_SECONDS = 10.0
 After this time each remaining one gets ABORT_SECONDS."""
 
 
-class Living(Protocol):
-    """An object to notify when the process ends or forks."""
-
-    def abort_at_exit(self) -> None:
-        """Aborts, and returns when NCCL does."""
-
-    def forget(self, reason: str) -> None:
-        """Makes every later use raise, without a call of NCCL."""
-
-
 ENDING_SECONDS = 1.0
 """How long the interpreter's end waits for threads that are making communicators."""
 
 _lock = threading.Lock()
-_living: list[Living] = []
+_living: list[NcclCommunicator] = []
 _ending = threading.Event()
 _making = 0  # threads
 _made = threading.Condition(_lock)
@@ -81,13 +73,13 @@ def is_ending() -> bool:
     return _ending.is_set()
 
 
-def keep(raw: Any) -> None:
+def incref(raw: Any) -> None:
     """Keeps a CuPy object from being collected, even when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
 
 
-def let_go(raw: Any) -> None:
-    """Undoes ``keep``, once the object's collection would destroy nothing."""
+def decref(raw: Any) -> None:
+    """Undoes ``incref``, once the object's collection would destroy nothing."""
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(raw))
 
 
@@ -100,13 +92,13 @@ def left_behind(member: Member, what: str, seconds: float) -> str:
     )
 
 
-def born(one: Living) -> None:
+def register_communicator(one: NcclCommunicator) -> None:
     """Records a communicator."""
     with _lock:
         _living.append(one)
 
 
-def died(one: Living) -> bool:
+def unregister_communicator(one: NcclCommunicator) -> bool:
     """Removes a communicator's record; returns whether there was one."""
     with _lock:
         if one not in _living:

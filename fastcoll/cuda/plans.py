@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from fastcoll.cuda.algorithms.algorithm import Place, Prepared
-from fastcoll.cuda.algorithms.call import Call
+from fastcoll.cuda.algorithms import Algorithm, Call
+from fastcoll.cuda.algorithms.launches import Prepared
 
 __all__ = ["MOST_PLANS", "MOST_TABLES", "Part", "Placed", "Plan", "PlanCache", "Recent"]
 
@@ -34,13 +34,13 @@ class Part:
     """One algorithm's part of a plan.
 
     Attributes:
-        algorithm: Name of the algorithm.
+        algorithm: The algorithm.
         call: The call that it serves.
         indices: The caller's tasks in this call.
         prepared: Result of the algorithm's ``prepare``.
     """
 
-    algorithm: str
+    algorithm: Algorithm
     call: Call
     indices: tuple[int, ...]
     prepared: Prepared
@@ -62,22 +62,22 @@ class Plan:
     def __init__(self, parts: Iterable[Part], left: list[int] | None = None) -> None:
         self.parts = tuple(parts)
         self.left = left or []
-        self.uses_peers = any(part.prepared.uses_peers for part in self.parts)
+        self.uses_peers = any(part.algorithm.uses_peers for part in self.parts)
 
     @property
     def launches(self) -> int:
         """Number of launches."""
         return sum(len(part.prepared.launches) for part in self.parts)
 
-    def run(self, places: Iterable[Place]) -> None:
+    def run(self, places: Iterable[tuple[int, int]]) -> None:
         """Puts the launches on the current stream, or into the graph that captures it.
 
         Args:
-            places: Addresses of the tensors of each part.
+            places: Of each part: addresses of input and output, or of tables on the device with all their addresses.
         """
         for part, place in zip(self.parts, places, strict=True):
             for launch in part.prepared.launches:
-                launch(place)
+                launch(*place)
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class Placed:
 
     Attributes:
         plan: The plan.
-        places: Addresses for each part.
+        places: As for ``Plan.run``.
         tables: Address tables on the device, to which `places` refer.
     """
 
     plan: Plan
-    places: tuple[Place, ...]
+    places: tuple[tuple[int, int], ...]
     tables: tuple[Tensor, ...]
 
 

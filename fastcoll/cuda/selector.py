@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fastcoll.cuda.algorithms import ALGORITHMS, Algorithm, Call, Topology
-from fastcoll.cuda.algorithms.algorithm import FLOATS
+from fastcoll.cuda.algorithms.call import FLOATS
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 __all__ = ["AUTO", "candidates", "fuses", "select"]

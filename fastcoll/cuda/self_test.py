@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.cuda.algorithms.algorithm import BUCKET_GRAIN
+from fastcoll.cuda.algorithms.launches import BUCKET_GRAIN
 
 if TYPE_CHECKING:
     from fastcoll.cuda.peer_memory import PeerMemory

@@ -194,24 +194,24 @@ def test_a_timeout_that_is_set_later_counts_on_the_device_too():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins():
     """The code of a call's kernel takes long to make; a call of another thread goes on meanwhile."""
-    from fastcoll.cuda.algorithms.one_shot import OneShot
+    from fastcoll.cuda.algorithms import ALGORITHMS
 
     dist.all_reduce(torch.ones(4, device=DEVICE))
     other_done, compiling, made = threading.Event(), threading.Event(), []
-    prepare = OneShot.prepare
+    one_shot = ALGORITHMS["one_shot"]
 
-    def slow(self, call, pieces, site):
+    def slow(call, pieces, context):
         if call.dtype == torch.float64:
             made.append(threading.current_thread().name)
             if len(made) == 1:
                 compiling.set()
                 assert other_done.wait(30)
                 time.sleep(3)  # longer than the group's timeout
-        return prepare(self, call, pieces, site)
+        return one_shot.prepare(call, pieces, context)
 
     x, y = torch.full((4,), 2.0, device=DEVICE, dtype=torch.float64), torch.ones(4, device=DEVICE)
     dist.group.WORLD.set_timeout(timedelta(seconds=2))
-    with unittest.mock.patch.object(OneShot, "prepare", slow):
+    with unittest.mock.patch.dict(ALGORITHMS, one_shot=one_shot._replace(prepare=slow)):
         first = threading.Thread(target=dist.all_reduce, args=(x,))
         first.start()
         assert compiling.wait(30)

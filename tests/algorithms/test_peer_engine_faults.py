@@ -19,8 +19,6 @@ from on_ranks import on_ranks
 from peer_memory import DEVICE
 from suite_rules import bound
 
-from fastcoll.cuda.algorithms.algorithm import Place
-
 
 def error_of_next_call(group):
     text, _ = fault_of(lambda: dist.all_reduce(torch.ones(5, device=DEVICE), group=group))
@@ -87,7 +85,7 @@ def test_the_memory_goes_with_the_group():
     assert buffers.closed
     assert reduces.region.peers is None and not len(reduces.plans)
     with pytest.raises(RuntimeError, match="expected open buffers, got closed ones"):
-        plan.run([Place(x.data_ptr(), x.data_ptr())])
+        plan.run([(x.data_ptr(), x.data_ptr())])
     del plan, buffers, reduces, group
     gc.collect()
     assert memory() is None, gc.get_referrers(memory())

@@ -11,7 +11,7 @@ from on_ranks import on_ranks
 from peer_memory import DEVICE
 
 import fastcoll
-from fastcoll.cuda.algorithms import _flat
+from fastcoll.cuda.algorithms import launches
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.plans import Plan
 
@@ -96,13 +96,13 @@ def test_one_workspace_for_all_streams():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_tables_of_a_layout_outlive_their_readers():
     """More lists than layouts are kept: tables of one that is dropped are freed behind the kernels that read them."""
-    _flat.layout_of.cache_clear()
+    launches.layout_of.cache_clear()
     recording_device.clear()
     with recording_device.no_violations():
         for count in range(1, 9):
             tensors = [torch.ones(count, device=DEVICE) for _ in range(6)]
             work = fastcoll.all_reduce_coalesced(tensors, async_op=True)
             peer_memory.reduces_of().plans.clear()
-            _flat.layout_of.cache_clear()
-            _flat._flatten.cache_clear()
+            launches.layout_of.cache_clear()
+            launches._copier.cache_clear()
             work.wait()

@@ -1,11 +1,11 @@
-"""The selector: pure functions of what all ranks know alike; and what each algorithm launches."""
+"""The selector: pure functions of what all ranks know alike."""
 
 import pytest
 import torch
 
 from fastcoll import env
-from fastcoll.cuda.algorithms import ALGORITHMS, Call, Topology
-from fastcoll.cuda.algorithms.algorithm import bucket_elements
+from fastcoll.cuda.algorithms import Call, Topology
+from fastcoll.cuda.algorithms.launches import bucket_elements
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
@@ -107,17 +107,6 @@ def test_what_is_fused() -> None:
     assert not fused(Topology(1), 1, 2, 3, 4, forced="nccl")
     assert not fused(NCCL, 1, 2, 3, 4, dtype=torch.int32)
     assert fused(NCCL, *[256 * KIB] * 4) and not fused(NCCL, *[256 * KIB] * 3, 256 * KIB + 1)
-
-
-def test_launches() -> None:
-    def launches(what):
-        return {name: algorithm.launches(what) for name, algorithm in ALGORITHMS.items()}
-
-    one = {"one_shot": 1, "two_shot": 1, "ring": 1, "nccl": 1, "all_to_all": 5}
-    assert launches(call(8 * MIB)) == one
-    assert launches(call(8 * MIB, scale=0.5)) == {**one, "nccl": 3}
-    listed = {"one_shot": 2, "two_shot": 2, "ring": 3, "nccl": 3, "all_to_all": 5}
-    assert launches(call(MIB, tensors=8)) == listed
 
 
 def test_a_call_says_what_it_is() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,8 +16,11 @@ from on_ranks import on_ranks
 from torch import Tensor
 from world_rank import here
 
+from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine
+from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_init import create_communicator
 
 __all__ = [
     "CPU",
@@ -101,11 +105,12 @@ def store(name: str = "store") -> dist.Store:
     return dist.PrefixStore(name, _file_store(str(here().scratch / "store"), here().size))
 
 
-def create(timeout: float = 30, name: str = "g", **options: Any) -> NcclCommunicator:
-    """Makes the communicator of all ranks of this call."""
-    where = {"store": store(name), "group": name, "rank": here().rank, "size": here().size}
-    limit = timedelta(seconds=timeout)
-    return NcclCommunicator.create(**{**where, "device": CPU, "timeout": limit, **options})
+def create(
+    timeout: float = 30, name: str = "g", generation: int = 0, config: C.NcclConfig | None = None
+) -> NcclCommunicator:
+    """Makes the communicator of all ranks of this call, through a store of its own for each name."""
+    member, wanted = Member("g", here().rank, here().size), threading.Event()
+    return create_communicator(store(name), member, CPU, timeout, generation, wanted, config)
 
 
 def engine_of(name: str, timeout: float = 30, **options: Any) -> CudaEngine:
@@ -127,35 +132,33 @@ def communicator(timeout: float = 30) -> Iterator[NcclCommunicator]:
 
 
 class Tensors:
-    """Calls with tensors in place of addresses, on stream 7."""
+    """Calls with tensors in place of addresses, on stream 7, as C++ makes them or with a communicator's errors."""
 
     STREAM = 7
 
     def __init__(self, made: NcclCommunicator) -> None:
         self.made = made
 
-    def all_reduce(self, send: Tensor, receive: Tensor, op: object) -> None:
-        self.made.all_reduce(
-            send.data_ptr(), receive.data_ptr(), send.numel(), send.dtype, op, self.STREAM
-        )
-
-    # What the engine calls in C++, here with the names and errors of a communicator.
     def issue(
-        self, what: str, send: Tensor, receive: Tensor, root: int = -1, op: object = None
+        self, what: str, send: Tensor, receive: Tensor, root: int = -1, op: str | None = None
     ) -> None:
         places = [(tensor.data_ptr(), tensor.numel()) for tensor in (send, receive)]
-        self.made._issue(what, send.dtype, *places, self.STREAM, root, op)
+        self.made.issue(what, send.dtype, *places, self.STREAM, root, op)
 
-    def all_gather(self, send: Tensor, receive: Tensor) -> None:
-        self.made.all_gather(
-            send.data_ptr(), receive.data_ptr(), send.numel(), send.dtype, self.STREAM
+    def reduce(
+        self, what: str, send: Tensor, receive: Tensor, op: str, factor: float | Tensor = 1.0
+    ) -> None:
+        """A call of the engine's, which has operations with factors too."""
+        kind = C.DTYPES.index(str(send.dtype).removeprefix("torch."))
+        number, address = (1.0, factor.data_ptr()) if isinstance(factor, Tensor) else (factor, 0)
+        self.made.calls.issue(
+            *(C.COLLECTIVES.index(what), kind, C.REDUCE_OPS.index(op), 0, number, address),
+            *(send.data_ptr(), send.numel(), receive.data_ptr(), receive.numel(), self.STREAM),
         )
 
-    def send(self, tensor: Tensor, peer: int) -> None:
-        self.made.send(tensor.data_ptr(), tensor.numel(), tensor.dtype, peer, self.STREAM)
-
-    def receive(self, tensor: Tensor, peer: int) -> None:
-        self.made.receive(tensor.data_ptr(), tensor.numel(), tensor.dtype, peer, self.STREAM)
+    def all_reduce(self, send: Tensor, receive: Tensor) -> None:
+        """The sum."""
+        self.issue("all_reduce", send, receive, op="SUM")
 
 
 on_stand_in = functools.partial(on_ranks, world="stand_in_world", around=cleared, init=False)

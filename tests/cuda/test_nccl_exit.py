@@ -7,19 +7,19 @@ from nccl_scripts import Script
 
 START = """
 import gc, os, sys, threading, time
-from datetime import timedelta
 import torch, torch.distributed as dist
 from nccl_ranks import CPU, Tensors, stand_in
 from fastcoll.cuda import deadline, nccl_life
-from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.errors import Member
+from fastcoll.cuda.nccl_init import create_communicator
 tensor = torch.ones(4)
 
-def create(timeout=30):
-    return NcclCommunicator.create(dist.HashStore(), group="g", rank=0, size=1, device=CPU,
-                                   timeout=timedelta(seconds=timeout))
+def create(timeout=30, size=1):
+    member, wanted = Member("g", 0, size), threading.Event()
+    return create_communicator(dist.HashStore(), member, CPU, timeout, 0, wanted)
 
 def all_reduce(made):
-    Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+    Tensors(made).all_reduce(tensor, tensor)
 
 def hangs_aside(call, function, *arguments):
     stand_in.inject("hang", call)
@@ -114,11 +114,8 @@ def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends
         START
         + textwrap.dedent(f"""
         stand_in.inject('hang', 'initRank')
-        def make():
-            NcclCommunicator.create(dist.HashStore(), group="g", rank=0, size=1 + {others}, device=CPU,
-                                    timeout=timedelta(seconds=30))
         threading.excepthook = lambda thread: os.write(1, str(thread.exc_value).encode())
-        threading.Thread(target=make, daemon=True).start()
+        threading.Thread(target=create, args=(30, 1 + {others}), daemon=True).start()
         while not nccl_life._making: time.sleep(0.001)
         sys.exit(3)
         """)
@@ -146,7 +143,7 @@ def test_a_forked_child_uses_nothing_and_ends(script: Script) -> None:
                     assert "spawn" in str(error)
                 else:
                     os._exit(1)
-            assert "forked" in str(made.async_error())
+            assert "forked" in made.closed
             made.abort(), made.destroy()
             use = None
             del made

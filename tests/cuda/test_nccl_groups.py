@@ -23,7 +23,7 @@ def test_a_group_issues_when_the_outermost_ends() -> None:
         stand_in.clear()
         with made.group():
             with made.group():
-                call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+                call.all_reduce(tensor, result)
             call.issue("broadcast", tensor, tensor, 0)
             assert result.eq(0).all()
         assert result.eq(here().size).all()
@@ -39,14 +39,14 @@ def test_a_body_that_raises_issues_nothing() -> None:
         tensor, result = torch.ones(4), torch.zeros(4)
         for error in (ZeroDivisionError, TypeError, dist.DistBackendError):
             with pytest.raises(error), made.group():
-                call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+                call.all_reduce(tensor, result)
                 if error is ZeroDivisionError:
                     raise ZeroDivisionError
                 if error is TypeError:
-                    call.all_reduce(tensor.short(), result, dist.ReduceOp.SUM)
+                    call.all_reduce(tensor.short(), result)
                 call.issue("broadcast", tensor, tensor, 99)
             assert result.eq(0).all()
-        call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+        call.all_reduce(tensor, result)
         assert result.eq(here().size).all()
 
 
@@ -67,7 +67,7 @@ def test_a_communicator_is_divided(size: int) -> None:
             if part is not None:
                 mine = torch.tensor([float(rank)])
                 gathered = torch.zeros(part.member.size)
-                Tensors(part).all_gather(mine, gathered)
+                Tensors(part).issue("all_gather", mine, gathered)
                 ranks = [*range(size)]
                 wanted = {"reverse": ranks[::-1], "parity": ranks[rank % 2 :: 2], "some": ranks[1:]}
                 assert gathered.tolist() == wanted[part.member.group]
@@ -151,7 +151,7 @@ def test_an_aborted_group() -> None:
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         calls.issue(C.COLLECTIVES.index("send"), 0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
-        Tensors(communicator).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+        Tensors(communicator).all_reduce(tensor, tensor)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         engine.prepare(1, -1, False)
     engine.close()

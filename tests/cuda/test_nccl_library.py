@@ -1,14 +1,15 @@
 """Which NCCL is used, what is said when there is none or two, and what is reached in it by name."""
 
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from launcher import Launcher
 from nccl_ranks import communicator, on_stand_in
 from nccl_scripts import Script
@@ -196,13 +197,13 @@ def test_copies_are_told_apart_by_their_file(tmp_path: Path) -> None:
 @on_stand_in(1)
 def test_what_an_old_nccl_lacks_is_named() -> None:
     with communicator() as made:
-        library = made.library
-        library._functions["ncclCommWindowRegister"] = None
-        with pytest.raises(
-            RuntimeError, match=r"has no ncclCommWindowRegister: expected NCCL 2\.27"
+        functions = made.library._functions
+        with (
+            mock.patch.dict(functions, ncclCommWindowRegister=None),
+            pytest.raises(
+                RuntimeError, match=r"has no ncclCommWindowRegister: expected NCCL 2\.27"
+            ),
         ):
-            library.register_window(made.handle, 4096, 1, ctypes.c_void_p())
-        library._functions["ncclCommWindowRegister"] = library._function("ncclCommWindowRegister")
-        with pytest.raises(nccl_library.StatusError) as caught:
-            library.register_window(made.handle, 4097, 1, ctypes.c_void_p())
-        assert caught.value.status == 4
+            made.register(4096, 1, symmetric=True)
+        with pytest.raises(dist.DistBackendError, match=r"nccl_register .*status 4"):
+            made.register(4097, 1, symmetric=True)

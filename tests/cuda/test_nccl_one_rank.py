@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 from nccl_ranks import Tensors, communicator, on_stand_in, stand_in
@@ -60,26 +59,20 @@ def test_messages_are_called_in_pieces_where_they_must(drops: bool) -> None:
     counts = []
     with communicator() as made:
         functions = C.NcclFunctions(made.library.entry_points(), 22906 if drops else 22907)
-        made.calls = C.NcclCalls(functions, made.handle, 1, timedelta(seconds=30))
-        call = Tensors(made)
-        twice = dist._make_nccl_premul_sum(2.0)
+        made.calls = C.NcclCalls(functions, made.calls.communicator, 1, timedelta(seconds=30))
         x, y = torch.arange(COUNT).float(), torch.zeros(COUNT)
         z = torch.complex(x, -x)
         for source, target, op, factor in (
-            (x, y, dist.ReduceOp.AVG, 1), (x, x, dist.ReduceOp.AVG, 1),
-            (x, y, twice, 2), (x, x, twice, 2), (z, z, twice, 2), (x, y, dist.ReduceOp.SUM, 1),
+            (x, y, "AVG", 1), (x, x, "AVG", 1),
+            (x, y, "PREMUL_SUM", 2), (x, x, "PREMUL_SUM", 2), (z, z, "PREMUL_SUM", 2), (x, y, "SUM", 1),
         ):  # fmt: skip
             expected = source * factor
-            for reduce in (
-                call.all_reduce,
-                lambda source, target, op: call.issue("reduce_scatter", source, target, op=op),
-                lambda source, target, op: call.issue("reduce", source, target, 0, op),
-            ):
+            for what in ("all_reduce", "reduce_scatter", "reduce"):
                 given = source.clone()
                 into = given if target is source else torch.zeros_like(target)
                 stand_in.clear()
-                reduce(given, into, op)
-                assert torch.equal(into, expected), (op, reduce)
+                Tensors(made).reduce(what, given, into, op, float(factor))
+                assert torch.equal(into, expected), (op, what)
                 made_calls = stand_in.calls()
                 names = ("allReduce", "reduce", "reduceScatter")
                 counts.append([values["count"] for name, values in made_calls if name in names])

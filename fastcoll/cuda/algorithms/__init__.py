@@ -1,21 +1,45 @@
-"""All-reduce algorithms for tensors on devices: one a file, with phases, steps and bytes in its head.
+"""Algorithms for collectives of device tensors: for each name, which calls it serves and what it launches.
 
 Importing this package imports neither Triton nor CuPy; preparing a call does.
 """
 
 from __future__ import annotations
 
-from fastcoll.cuda.algorithms.algorithm import Algorithm
-from fastcoll.cuda.algorithms.all_to_all import AllToAll
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fastcoll.cuda.algorithms import over_nccl, over_peers
 from fastcoll.cuda.algorithms.call import Call, Topology
-from fastcoll.cuda.algorithms.nccl import Nccl
-from fastcoll.cuda.algorithms.one_shot import OneShot
-from fastcoll.cuda.algorithms.ring import Ring
-from fastcoll.cuda.algorithms.two_shot import TwoShot
+from fastcoll.cuda.algorithms.launches import Piece, PlanContext, Prepared
 
 __all__ = ["ALGORITHMS", "Algorithm", "Call", "Topology"]
 
-ALGORITHMS: dict[str, Algorithm] = {
-    algorithm.name: algorithm for algorithm in (OneShot(), TwoShot(), Ring(), Nccl(), AllToAll())
+
+class Algorithm(NamedTuple):
+    """An algorithm.
+
+    Attributes:
+        name: Its name for FASTCOLL_ALGO and the tuner.
+        refusal: Returns why it cannot serve a call, or "".
+        prepare: Returns the launches for a call that it does not refuse. They also serve other tensors with the same
+            numbers of elements. Each of those must be aligned to 16 bytes, and in place, if the tensor here is.
+        uses_peers: Whether the launches work on the peers' memory.
+    """
+
+    name: str
+    refusal: Callable[[Call, Topology], str]
+    prepare: Callable[[Call, Sequence[Piece], PlanContext], Prepared]
+    uses_peers: bool = False
+
+
+ALGORITHMS = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm("one_shot", over_peers.refuse_shot, over_peers.prepare_one_shot, True),
+        Algorithm("two_shot", over_peers.refuse_shot, over_peers.prepare_two_shot, True),
+        Algorithm("ring", over_peers.refuse_peers, over_peers.prepare_ring, True),
+        Algorithm("nccl", over_nccl.refuse_nccl, over_nccl.prepare_nccl),
+        Algorithm("all_to_all", over_nccl.refuse_all_to_all, over_nccl.prepare_all_to_all),
+    )
 }
 """By name."""

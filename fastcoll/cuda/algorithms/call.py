@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Call", "Topology"]
+__all__ = ["FLOATS", "OPS", "Call", "Topology"]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Dtypes that the kernels reduce."""
+
+OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
+"""Reductions that the kernels have."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,11 @@ class Call:
     def is_list(self) -> bool:
         """Whether there are several tensors."""
         return len(self.sizes) > 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether NCCL's own all-reduce needs no bucket: one tensor, and no factor."""
+        return len(self.sizes) == 1 and self.scale == 1.0
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")

@@ -1,0 +1,141 @@
+"""What algorithms make plans of: addresses, a plan's context, and launches between a list and its bucket."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.cuda.memory import tensor_at
+
+if TYPE_CHECKING:
+    from fastcoll.cuda.nccl import NcclCommunicator
+    from fastcoll.cuda.peer_memory import PeerMemory
+
+__all__ = [
+    "BUCKET_GRAIN",
+    "Launch",
+    "Piece",
+    "PlanContext",
+    "Prepared",
+    "bucket_elements",
+    "copy_in",
+    "copy_out",
+    "layout_of",
+]
+
+Launch = Callable[[int, int], object]
+"""Takes the addresses of a call's input and output; those of tables on the device if the plan has tables."""
+
+BUCKET_GRAIN = 16
+"""Elements: each tensor of a bucket begins at a multiple of this, so it is aligned in every dtype."""
+
+
+class Piece(NamedTuple):
+    """A tensor of this rank, by address.
+
+    Attributes:
+        source: Address of the input.
+        out: Address of the result; may be `source`.
+        elements: Input elements of this rank.
+    """
+
+    source: int
+    out: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """Where a plan runs: one group, one device, one stream.
+
+    Attributes:
+        communicator: The NCCL communicator.
+        stream: Handle of the stream, which is current.
+        device: The device as kernels name it.
+        peers: The peer-mapped memory, if there is any.
+        workspace: Returns a tensor of at least so many bytes, for this stream; its user must hold it.
+    """
+
+    communicator: NcclCommunicator
+    stream: int
+    device: torch.device
+    peers: PeerMemory | None
+    workspace: Callable[[int], Tensor]
+
+    def view(self, address: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Returns memory at an address as a tensor for kernels."""
+        return tensor_at(address, count, dtype, self.device)
+
+
+class Prepared(NamedTuple):
+    """The launches of a plan for a call, independent of the tensors' addresses.
+
+    Attributes:
+        launches: In this order.
+        tables: Whether the launches read the tensors' addresses from tables.
+        held: An object that must live as long.
+    """
+
+    launches: tuple[Launch, ...]
+    tables: bool = False
+    held: object = None
+
+
+def bucket_elements(sizes: Sequence[int]) -> int:
+    """Returns an upper bound of the elements in a bucket for tensors of these sizes, gaps included."""
+    return sum(-(-size // BUCKET_GRAIN) for size in sizes) * BUCKET_GRAIN
+
+
+@functools.lru_cache(maxsize=64)
+def layout_of(sizes: tuple[int, ...]) -> BucketLayout:
+    """Returns the layout of tensors of these sizes, the same on all ranks; it keeps its tables on devices."""
+    return BucketLayout(sizes, BUCKET_GRAIN)
+
+
+@functools.lru_cache(maxsize=128)
+def _copier(
+    kernel: str,
+    sizes: tuple[int, ...],
+    source: torch.dtype,
+    target: torch.dtype,
+    device: torch.device,
+) -> Any:
+    from fastcoll.kernels.flatten import Flatten
+    from fastcoll.kernels.unflatten import Unflatten
+
+    made = {"flatten": Flatten, "unflatten": Unflatten}[kernel]
+    return made(layout_of(sizes), source, target, device)
+
+
+def copy_in(
+    pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, context: PlanContext
+) -> Launch:
+    """Returns the launch that copies the tensors into a bucket, cast to the bucket's dtype."""
+    sizes = tuple(piece.elements for piece in pieces)
+    flatten = _copier("flatten", sizes, dtype, bucket.dtype, context.device)
+    tensors = [context.view(piece.source, piece.elements, dtype) for piece in pieces]
+    launch = flatten.prepare(tensors, bucket)
+    flatten.layout.read_here()
+    return lambda source, _: launch(source)
+
+
+def copy_out(
+    pieces: Sequence[Piece],
+    dtype: torch.dtype,
+    bucket: Tensor,
+    context: PlanContext,
+    scale: float = 1.0,
+) -> Launch:
+    """Returns the launch that copies a bucket into the tensors."""
+    sizes = tuple(piece.elements for piece in pieces)
+    unflatten = _copier("unflatten", sizes, bucket.dtype, dtype, context.device)
+    tensors = [context.view(piece.out, piece.elements, dtype) for piece in pieces]
+    launch = unflatten.prepare(bucket, tensors, scale)
+    unflatten.layout.read_here()
+    return lambda _, out: launch(out)

@@ -1,0 +1,143 @@
+"""Algorithms that move data by NCCL: ``nccl`` and ``all_to_all``.
+
+nccl: NCCL's own all-reduce. A list, or a tensor with a factor, goes through one bucket: copy-in, all-reduce, copy-out.
+    Phases: the library's. Bytes: 2 (n - 1) / n of the message, as in a ring. Steps: 2 (n - 1), as in a ring; fewer if
+    NCCL uses a tree or the switch. Launches: 3; a tensor by itself is left to C++, which makes one call.
+    Chosen for messages that no other algorithm serves faster, and for dtypes and operations without a kernel. NCCL
+    chooses the order of the sum, and rounds 16-bit partial sums.
+
+all_to_all: one rounding over NCCL, by an all-to-all, a fused sum in float32 and an all-gather.
+    Phases: cast to the wire dtype (not if the message has that dtype and divides evenly); send each rank its share; sum
+    the received shares in rank order in float32, round once, and write over the own share; gather the shares; cast
+    back. Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 NCCL calls; on one rank only the
+    casts.
+    Chosen for narrower wires if ranks do not map each other's memory. The error is one rounding for any number of
+    ranks; the bits are those of one_shot and two_shot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fastcoll.cuda.algorithms.call import FLOATS, OPS, Call, Topology
+from fastcoll.cuda.algorithms.launches import (
+    Launch,
+    Piece,
+    PlanContext,
+    Prepared,
+    copy_in,
+    copy_out,
+    layout_of,
+)
+
+__all__ = ["prepare_all_to_all", "prepare_nccl", "refuse_all_to_all", "refuse_nccl"]
+
+_GRAIN = 16  # elements: shares begin at multiples of 16 bytes in every dtype
+_WIRES = {
+    torch.float32: (torch.float32, torch.bfloat16, torch.float16),
+    torch.bfloat16: (torch.bfloat16,),
+    torch.float16: (torch.float16,),
+}
+
+
+def refuse_nccl(call: Call, topology: Topology) -> str:
+    """Returns why NCCL's all-reduce cannot serve a call, or ""."""
+    if call.wire is not None:
+        return "NCCL rounds every partial sum to the dtype that travels; all_to_all does not"
+    if call.is_plain:
+        return ""
+    if not topology.kernels:
+        return "the kernels that fuse tensors need Triton on all ranks"
+    if call.dtype not in FLOATS:
+        return f"no kernel fuses tensors of {call.dtype}"
+    if call.op not in OPS:
+        return f"no bucket is reduced by {call.op}"
+    return ""
+
+
+def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
+    """Returns copy-in, all-reduce and copy-out of a bucket."""
+    elements = layout_of(call.sizes).elements
+    memory = context.workspace(elements * call.dtype.itemsize)
+    address = memory.data_ptr()
+    bucket = context.view(address, elements, call.dtype)
+    whole = (address, elements)
+
+    def reduce_bucket(_source: int, _out: int) -> None:
+        context.communicator.issue(
+            "all_reduce", call.dtype, whole, whole, context.stream, op=call.op
+        )
+
+    launches = (
+        copy_in(pieces, call.dtype, bucket, context),
+        reduce_bucket,
+        copy_out(pieces, call.dtype, bucket, context, call.scale),
+    )
+    return Prepared(launches, tables=True, held=memory)
+
+
+def refuse_all_to_all(call: Call, topology: Topology) -> str:
+    """Returns why all_to_all cannot serve a call, or ""."""
+    if not topology.kernels:
+        return "the kernels need Triton on all ranks"
+    if call.op not in ("SUM", "AVG"):
+        return f"its sums are SUM and AVG, not {call.op}"
+    if call.wire_dtype not in _WIRES.get(call.dtype, ()):
+        return f"it takes float32, bfloat16 and float16, not {call.dtype} over {call.wire_dtype}"
+    return ""
+
+
+def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
+    """Returns cast, exchange of shares, sum, all-gather and cast back."""
+    from fastcoll.kernels.reduce import prepare_reduce
+
+    member = context.communicator.member
+    wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
+    # Whether the message itself is cut into shares; depends only on what is equal on all ranks.
+    uncopied = call.wire is None and not call.is_list and call.elements % (ranks * _GRAIN) == 0
+    elements = call.elements if uncopied else layout_of(call.sizes).elements
+    share = -(-elements // (ranks * _GRAIN)) * _GRAIN
+    size = ranks * share * item
+    memory = context.workspace(size if uncopied else 2 * size)
+    received = memory.data_ptr()
+    own_share = received + member.rank * share * item
+    flat = received + size
+    before: list[Launch] = []
+    behind: list[Launch] = []
+    if not uncopied:
+        bucket = context.view(flat, elements, wire)
+        before.append(copy_in(pieces, call.dtype, bucket, context))
+        behind.append(copy_out(pieces, call.dtype, bucket, context))
+    # The padding of the last shares is sent, but never summed.
+    own = max(0, min(share, elements - member.rank * share))
+    summed = prepare_reduce(
+        [received + rank * share * item for rank in range(ranks)],
+        own_share,
+        own,
+        wire,
+        context.device,
+        op=call.op,
+        scale=call.scale,
+    )
+    if ranks == 1 and call.scale == 1.0 and (not uncopied or pieces[0].source == pieces[0].out):
+        # the sum of one rank is the cast message
+        return Prepared((*before, *behind), tables=not uncopied, held=memory)
+    communicator, stream, nothing = context.communicator, context.stream, (0, 0)
+
+    def exchange(source: int, _out: int) -> None:
+        sent = source if uncopied else flat
+        with communicator.group():
+            for rank in range(ranks):
+                outgoing = (sent + rank * share * item, share)
+                incoming = (received + rank * share * item, share)
+                communicator.issue("send", wire, outgoing, nothing, stream, rank)
+                communicator.issue("recv", wire, nothing, incoming, stream, rank)
+
+    def gather(_source: int, out: int) -> None:
+        gathered = (out if uncopied else flat, ranks * share)
+        communicator.issue("all_gather", wire, (own_share, share), gathered, stream)
+
+    launches = (*before, exchange, lambda _source, _out: summed(), gather, *behind)
+    return Prepared(launches, tables=not uncopied, held=memory)

@@ -1,0 +1,174 @@
+"""Algorithms that work in memory that the ranks map of each other: ``one_shot``, ``two_shot`` and ``ring``.
+
+n is the number of ranks, and W the size of the message as it travels.
+
+one_shot: every rank reads all messages, by the kernel of fastcoll.kernels.one_shot.
+    Phases: stage the message (cast to the wire dtype), exchange flags, read and reduce all ranks' messages. A list is
+    flattened into this rank's bucket in the mapped memory, and reduced from all buckets into the tensors.
+    Bytes: (n - 1) W. Steps: 1; 2 for a list. Launches: 1; 2 for a list.
+    Chosen for small messages, whose time depends on the steps.
+
+two_shot: a rank reduces its share, then fetches the others, by the kernel of fastcoll.kernels.two_shot.
+    Phases: stage the message (cast to the wire dtype), exchange flags, reduce the own share, exchange flags, fetch the
+    others. A list is flattened into this rank's bucket in the mapped memory, reduced there, and fetched into the
+    tensors.
+    Bytes: 2 (n - 1) W / n. Steps: 2; 3 for a list. Launches: 1; 2 for a list.
+    Chosen for messages too large for one_shot; its bits are the same.
+
+ring: the chunked ring of fastcoll.kernels.ring, through slots of the right neighbour.
+    Phases: n - 1 hops for partial sums, then n - 1 hops for results, in a pipeline of segments.
+    Partial sums travel in the accumulate dtype, so there is one rounding; their order differs from chunk to chunk.
+    Bytes: (n - 1) / n of the message in the accumulate dtype and as much in the wire dtype. Steps: 2 (n - 1).
+    Reduce-scatter is the first phase only, all-gather the second.
+    Launches: 1; 3 for a list, which goes through a bucket.
+    Chosen if each rank has a fast link to its neighbours only; for reduce-scatter and all-gather only if forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fastcoll.cuda.algorithms.call import FLOATS, OPS, Call, Topology
+from fastcoll.cuda.algorithms.launches import (
+    Piece,
+    PlanContext,
+    Prepared,
+    bucket_elements,
+    copy_in,
+    copy_out,
+    layout_of,
+)
+
+__all__ = [
+    "prepare_one_shot",
+    "prepare_ring",
+    "prepare_two_shot",
+    "refuse_peers",
+    "refuse_shot",
+]
+
+_WIRES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16))
+
+
+def refuse_peers(call: Call, topology: Topology) -> str:
+    """Returns why no algorithm over the peers' memory can serve a call, or ""."""
+    if not topology.peers:
+        return f"the ranks map no memory of each other: {topology.reason}"
+    if call.collective == "all_gather":  # only moves bytes
+        return ""
+    if call.op not in OPS:
+        return f"the kernels have {', '.join(OPS)}, not {call.op}"
+    if call.dtype not in FLOATS:
+        return f"the kernels add {_names(FLOATS)}, not {_names([call.dtype])}"
+    if call.wire is not None and (call.dtype, call.wire) not in _WIRES:
+        return f"no kernel takes {_names([call.dtype])} over {_names([call.wire])}"
+    return ""
+
+
+def refuse_shot(call: Call, topology: Topology) -> str:
+    """Returns why one_shot and two_shot cannot serve a call, or "": a list must fit into the mapped memory."""
+    needed = bucket_elements(call.sizes) * call.wire_dtype.itemsize if call.is_list else 0
+    if (refusal := refuse_peers(call, topology)) or needed <= topology.bucket_bytes:
+        return refusal
+    return (
+        f"a bucket of {needed} bytes does not fit into the {topology.bucket_bytes} that ranks map"
+    )
+
+
+def prepare_one_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
+    """Returns the launches for a call."""
+    from fastcoll.kernels import one_shot
+
+    if call.is_list:
+        return _in_bucket(call, pieces, context, shares=False)
+    return _staged(one_shot.prepare_all_reduce, call, pieces[0], context)
+
+
+def prepare_two_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
+    """Returns the launches for a call."""
+    from fastcoll.kernels import two_shot
+
+    if call.is_list:
+        return _in_bucket(call, pieces, context, shares=True)
+    return _staged(two_shot.prepare_all_reduce, call, pieces[0], context)
+
+
+def prepare_ring(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
+    """Returns the launches for a call."""
+    from fastcoll.kernels import ring
+
+    if call.collective == "all_gather":
+        return _gathered(call, pieces[0], context)
+    scatters = call.collective == "reduce_scatter"
+    prepare = ring.prepare_reduce_scatter if scatters else ring.prepare_all_reduce
+    if not call.is_list:
+        return _staged(prepare, call, pieces[0], context)
+    elements = layout_of(call.sizes).elements
+    memory = context.workspace(elements * call.dtype.itemsize)
+    address = memory.data_ptr()
+    bucket = context.view(address, elements, call.dtype)
+    (reduce,) = _staged(prepare, call, Piece(address, address, elements), context).launches
+    launches = (
+        copy_in(pieces, call.dtype, bucket, context),
+        lambda _source, _out: reduce(address, address),
+        copy_out(pieces, call.dtype, bucket, context),
+    )
+    return Prepared(launches, tables=True, held=memory)
+
+
+def _gathered(call: Call, piece: Piece, context: PlanContext) -> Prepared:
+    from fastcoll.kernels import ring
+
+    assert context.peers is not None
+    buffers = context.peers.buffers
+    source = context.view(piece.source, piece.elements, call.dtype)
+    out = context.view(piece.out, piece.elements * buffers.world_size, call.dtype)
+    return Prepared((ring.prepare_all_gather(source, out, buffers),))
+
+
+def _staged(
+    prepare: Callable[..., Any], call: Call, piece: Piece, context: PlanContext
+) -> Prepared:
+    """Returns the single launch for a tensor at any address; the result of a reduce-scatter is this rank's chunk."""
+    assert context.peers is not None
+    buffers = context.peers.buffers
+    chunks = buffers.world_size if call.collective == "reduce_scatter" else 1
+    launch = prepare(
+        context.view(piece.source, piece.elements, call.dtype),
+        context.view(piece.out, piece.elements // chunks, call.dtype),
+        buffers,
+        op=call.op.lower(),
+        scale=call.scale,
+        wire_dtype=call.wire_dtype,
+    )
+    return Prepared((launch,))
+
+
+def _in_bucket(call: Call, pieces: Sequence[Piece], context: PlanContext, shares: bool) -> Prepared:
+    """Returns the two launches for a list: into this rank's bucket, and from all ranks' buckets into the tensors.
+
+    Args:
+        call: The list.
+        pieces: This rank's tensors.
+        context: Where the plan runs.
+        shares: Whether each rank reduces its share of the blocks (True) or all blocks.
+    """
+    from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
+
+    peers = context.peers
+    assert peers is not None
+    layout = layout_of(call.sizes)
+    bucket = peers.bucket(layout.elements, call.wire_dtype)
+    reduce = BucketAllReduce(layout, call.wire_dtype, call.dtype, peers.buffers, peers.buckets)
+    outs = [context.view(piece.out, piece.elements, call.dtype) for piece in pieces]
+    launch = reduce.prepare(outs, op=call.op.lower(), scale=call.scale, shares=shares)
+    layout.read_here()
+    launches = (copy_in(pieces, call.dtype, bucket, context), lambda _source, out: launch(out))
+    return Prepared(launches, tables=True)
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
