@@ -43,7 +43,6 @@ DESTROY_SECONDS = 10.0
 
 After this time each remaining one gets ABORT_SECONDS."""
 
-
 ENDING_SECONDS = 1.0
 """How long the interpreter's end waits for threads that are making communicators."""
 

@@ -51,14 +51,15 @@ def test_small_floats():
 
 @on_ranks(2, world="nccl_world", around=in_order)
 def test_what_nccl_does_not_reduce_is_refused():
-    for dtype, op in [
-        (torch.int16, "SUM"),
-        (torch.int32, "BXOR"),
-        (torch.bool, "AVG"),
-        (torch.int32, "PREMUL_SUM"),
+    for dtype, op, text in [
+        (torch.int16, "SUM", "expected a dtype that NCCL reduces, got torch.int16"),
+        (torch.int32, "BXOR", "expected an operation that NCCL has for torch.int32"),
+        (torch.bool, "AVG", "SUM, PRODUCT, MAX, MIN, BOR, BAND"),
+        (torch.complex64, "MAX", r"torch.complex64 \(SUM, AVG, PREMUL_SUM\), got MAX"),
+        (torch.int32, "PREMUL_SUM", "expected a floating-point or complex dtype"),
     ]:
-        with pytest.raises(TypeError, match="expected"):
-            dist.all_reduce(torch.zeros(3, dtype=dtype, device=DEVICE), reduce_op(op))
+        with pytest.raises(TypeError, match=rf"^fastcoll.reduce .*{text}"):
+            dist.reduce(torch.zeros(3, dtype=dtype, device=DEVICE), 0, reduce_op(op))
     dist.all_reduce(torch.ones(3, device=DEVICE))  # the ranks are in step
 
 
