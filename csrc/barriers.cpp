@@ -7,11 +7,9 @@ using WorkRef = ProcessGroupFastcoll::WorkRef;
 
 WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
   return guarded([&] {
-    const CallSite site = this->site("barrier");
-    auto task = newTask(site, Collective::Barrier);
+    auto task = std::make_shared<TensorTask>(site(calls::Barrier));
     task->before = behindDevice(opts);
-    return launch(std::move(task),
-                  {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
+    return launch(std::move(task), {opts.asyncOp, opts.timeout, {}, {}});
   });
 }
 

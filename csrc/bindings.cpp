@@ -188,7 +188,7 @@ PYBIND11_MODULE(_C, m) {
           [](ProcessGroupFastcoll& g, std::vector<at::Tensor> tensors, c10d::ReduceOp op,
              bool async, std::optional<at::ScalarType> wire, double scale, std::string algorithm,
              std::optional<bool> fuse) {
-            c10d::AllreduceCoalescedOptions opts;
+            c10d::AllreduceOptions opts;
             opts.reduceOp = std::move(op);
             opts.asyncOp = async;
             fastcoll::AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
@@ -207,7 +207,7 @@ PYBIND11_MODULE(_C, m) {
             c10d::AllreduceOptions opts;
             opts.reduceOp = std::move(op);
             opts.asyncOp = async;
-            return g.allreduceFused(tensors, opts, wire, std::move(squares));
+            return g.allreduceFused(tensors, opts, {wire, std::move(squares)});
           },
           py::arg("tensors"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
           py::arg("squares") = std::nullopt, py::arg("async_op") = false,
@@ -220,7 +220,7 @@ PYBIND11_MODULE(_C, m) {
             c10d::ReduceScatterOptions opts;
             opts.reduceOp = std::move(op);
             opts.asyncOp = async;
-            return g.reduceScatterFused(output, input, opts, wire, std::move(squares));
+            return g.reduceScatterFused(output, input, opts, {wire, std::move(squares)});
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
           py::arg("squares") = std::nullopt, py::arg("async_op") = false,

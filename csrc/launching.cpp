@@ -3,103 +3,10 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
-#include <algorithm>
-
-#include "call_checks.hpp"
 #include "process_group.hpp"
-#include "reduce/reduce.hpp"
 #include "work_registry.hpp"
 
 namespace fastcoll {
-
-std::shared_ptr<TensorTask> ProcessGroupFastcoll::newTask(const CallSite& site,
-                                                          Collective collective) const {
-  auto task = std::make_shared<TensorTask>(site);
-  task->request.collective = collective;
-  return task;
-}
-
-void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, Request& request,
-                                        const c10d::ReduceOp& op) const {
-  const bool onDevice = task.device() && !task.device()->is_cpu();
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      request.op = ReduceOp::Sum;
-      break;
-    case c10d::ReduceOp::AVG:
-      request.op = ReduceOp::Avg;
-      break;
-    case c10d::ReduceOp::PRODUCT:
-      request.op = ReduceOp::Product;
-      break;
-    case c10d::ReduceOp::MIN:
-      request.op = ReduceOp::Min;
-      break;
-    case c10d::ReduceOp::MAX:
-      request.op = ReduceOp::Max;
-      break;
-    case c10d::ReduceOp::BAND:
-      request.op = ReduceOp::BitAnd;
-      break;
-    case c10d::ReduceOp::BOR:
-      request.op = ReduceOp::BitOr;
-      break;
-    case c10d::ReduceOp::BXOR:
-      request.op = ReduceOp::BitXor;
-      break;
-    case c10d::ReduceOp::PREMUL_SUM: {
-      request.op = ReduceOp::PreMulSum;
-      const auto* supplement =
-          dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (supplement == nullptr) {
-        throw Error(ErrorKind::Value, site.prefix() +
-                                          "expected PREMUL_SUM with a factor, got none. Make the "
-                                          "operation with torch's _make_nccl_premul_sum(factor).");
-      }
-      const at::Tensor& factor = supplement->tensor_factor;
-      if (!factor.defined()) {
-        request.factor = supplement->double_factor;
-      } else if (onDevice && factor.device() == *task.device()) {
-        // The library reads it on the device, so the host need not wait for it.
-        const DType type = partOf(request.dtype);
-        if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
-          throw Error(ErrorKind::Type, concat(site.prefix(), "expected a factor of one element of ",
-                                              dtypeName(type), ", got ", factor.numel(), " of ",
-                                              dtypeName(dtypeOf(factor.scalar_type()))));
-        }
-        task.keepAlive(factor);
-        request.factorOnDevice = factor.const_data_ptr();
-      } else {
-        request.factor = factor.item<double>();
-      }
-      break;
-    }
-    default:
-      throw Error(ErrorKind::Value, site.prefix() +
-                                        "expected a reduction of ReduceOp.SUM, AVG, "
-                                        "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
-                                        "PREMUL_SUM, got operation " +
-                                        std::to_string(static_cast<int>(op.op_)));
-  }
-  if (onDevice) return;  // the library checks it
-  named(site, [&] { reduceFunction(request.dtype, request.op); });
-}
-
-void ProcessGroupFastcoll::checkRank(const CallSite& site, const char* what, int rank) const {
-  if (rank < 0 || rank >= size_) {
-    throw Error(ErrorKind::Value, concat(site.prefix(), "expected a ", what, " from 0 to ",
-                                         size_ - 1, ", got ", rank));
-  }
-}
-
-int ProcessGroupFastcoll::checkRoot(const CallSite& site, int64_t root, int64_t rootTensor) const {
-  checkRank(site, "root rank", static_cast<int>(root));
-  if (rootTensor != 0) {
-    throw Error(ErrorKind::Value, concat(site.prefix(), "expected a root tensor of 0, got ",
-                                         rootTensor, ": each rank gives one tensor"));
-  }
-  return static_cast<int>(root);
-}
 
 void ProcessGroupFastcoll::stopCollecting() {
   std::lock_guard<std::mutex> lock(coalescingMutex_);
@@ -137,8 +44,8 @@ class WorkCompletion : public Completion {
 
 ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
                                                            Call call) {
-  task->countsChanges = countsAllChanges_ || task->countsChangesInStock(call.type);
-  if (task->device() && !task->device()->is_cpu()) {
+  task->countsChanges = countsAllChanges_ || task->countsChangesInStock();
+  if (task->onDevice()) {
     return launchOnDevice(std::move(task), std::move(call));
   }
   WorkTerms terms = termsOf(call.timeout);  // lives to the end of a call that makes no work
@@ -157,7 +64,8 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1,
                      false);
   }
-  auto work = c10::make_intrusive<CollectiveWork>(rank_, call.type, call.title,
+  const CallType& type = *task->site.type;
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, type.type, type.title,
                                                   std::optional<Tensors>(std::move(call.inputs)),
                                                   std::move(call.outputs), 0, std::move(terms));
   if (!call.async && !coalescing) {

@@ -131,7 +131,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   const auto traced = [&] {
     if (pair >= 0) {
       const bool sends = task->request.collective == Collective::Send;
-      return tracedMessage(sends ? "send" : "recv", call.outputs[0], sends, pair, 0, true);
+      return tracedMessage(task->site.name, call.outputs[0], sends, pair, 0, true);
     }
     trace::Record draft;
     describe(draft, *task, call, true);
@@ -184,8 +184,9 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   calls.push_back(std::move(one));
   auto launched = engine.launch(std::move(calls));
   if (!async && !profiled && !blocks && !listsWorks()) return nullptr;
+  const CallType& type = *task->site.type;
   return c10::make_intrusive<DeviceWork>(
-      rank_, call.type, profiled ? call.title : nullptr,
+      rank_, type.type, profiled ? type.title : nullptr,
       profiled ? std::optional<Tensors>(std::move(call.inputs)) : std::nullopt,
       std::move(call.outputs), std::move(launched), blocks);
 }

@@ -3,7 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
-#include "call_checks.hpp"
+#include "calls/checks.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
@@ -38,70 +38,51 @@ class TensorMessage : public PointToPointOp {
   }
 };
 
-const char* titleOf(bool send, int peer) {
-  if (send) return "fastcoll:send";
-  return peer == kAnySource ? "fastcoll:recvAnySource" : "fastcoll:recv";
-}
-
-c10d::OpType typeOf(bool send, int peer) {
-  if (send) return c10d::OpType::SEND;
-  return peer == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
-}
-
 }  // namespace
 
 using WorkRef = ProcessGroupFastcoll::WorkRef;
 
-WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor,
-                                                 bool send, int peer, int tag) {
-  if (send || peer != kAnySource) {
+WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer,
+                                                 int tag) {
+  const bool send = site.type->collective == Collective::Send;
+  const bool anySource = site.type == &calls::RecvAny;
+  if (!anySource) {
     checkRank(site, send ? "destination rank" : "source rank", peer);
     if (peer == rank_) {
-      throw Error(ErrorKind::Value, site.prefix() +
-                                        "expected another rank, got this one. Copy the "
-                                        "tensor instead.");
+      refuse(site, "another rank", "this one. Copy the tensor instead.");
     }
   }
-  const auto timeout = options_->timeout;
+  const auto call = [&](Tensors outputs) -> Call {
+    return {true, options_->timeout, send ? Tensors{tensor} : Tensors{}, std::move(outputs)};
+  };
   if (tensor.defined() && isServed(tensor.device().type())) {
-    if (peer == kAnySource) {
-      throw Error(ErrorKind::Value,
-                  concat(site.prefix(), "expected a source rank for a tensor on ", tensor.device(),
-                         ": receives from any rank are for CPU tensors only."));
+    if (anySource) {
+      refuse(site, concat("a source rank for a tensor on ", tensor.device()),
+             "none: receives from any rank are for CPU tensors only.");
     }
-    auto task = newTask(site, send ? Collective::Send : Collective::Recv);
+    auto task = std::make_shared<TensorTask>(site, tensor);
     task->request.root = peer;
-    task->request.dtype = dtypeOf(tensor.scalar_type());
-    auto& messages = send ? task->request.in : task->request.out;
-    messages.resize(1);
-    send ? task->addInput(messages[0], tensor) : task->addOutput(messages[0], tensor);
-    return launchOnDevice(std::move(task),
-                          {typeOf(send, peer), titleOf(send, peer), true, timeout,
-                           send ? Tensors{tensor} : Tensors{}, Tensors{tensor}},
-                          peer);
+    send ? task->addInput(tensor) : task->addOutput(tensor);
+    return launchOnDevice(std::move(task), call({tensor}), peer);
   }
   if (size_ == 1) {
-    throw Error(
-        ErrorKind::Value,
-        site.prefix() + "expected a group of at least 2 ranks, got 1. Copy the tensor instead.");
+    refuse(site, "a group of at least 2 ranks", "1. Copy the tensor instead.");
   }
-  const bool profiled = at::hasCallbacks();
-  if (profiled) {
-    recordParameters({typeOf(send, peer), titleOf(send, peer), true, timeout,
-                      send ? Tensors{tensor} : Tensors{}, send ? Tensors{} : Tensors{tensor}},
-                     site.name, messages_ + 1, true);
+  if (at::hasCallbacks()) {
+    recordParameters(call(send ? Tensors{} : Tensors{tensor}), site.name, messages_ + 1, true);
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
   try {
-    return launchMessage(site, tensor, send, peer, tag, record);
+    return launchMessage(site, tensor, peer, tag, record);
   } catch (...) {
     trace::fail(record, std::current_exception(), engine_->faulted());
     throw;
   }
 }
 
-WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& tensor, bool send,
-                                            int peer, int tag, trace::RecordId record) {
+WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& tensor, int peer,
+                                            int tag, trace::RecordId record) {
+  const bool send = site.type->collective == Collective::Send;
   PointToPoint& pointToPoint = engine_->pointToPoint(site.name, messages_ + 1);
   const bool profiled = at::hasCallbacks();
   auto op = std::make_shared<TensorMessage>();
@@ -123,7 +104,7 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   op->deadline = deadlineAfter(Clock::now(), op->timeout);
   // A title makes torch set up its profiler's record, which takes longer than a small message.
   auto work = c10::make_intrusive<PointToPointWork>(
-      rank_, typeOf(send, peer), profiled ? titleOf(send, peer) : nullptr,
+      rank_, site.type->type, profiled ? site.type->title : nullptr,
       profiled ? std::optional<Tensors>(Tensors{tensor}) : std::nullopt,
       send ? Tensors{} : Tensors{tensor}, op->seq, std::move(terms));
   op->task->prepare();
@@ -138,35 +119,25 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   return work;
 }
 
-WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
-  return guarded([&]() -> WorkRef {
-    const CallSite site = this->site("send");
-    at::Tensor& tensor = single(site, tensors);
-    WorkRef work = launchPointToPoint(site, tensor, true, destination, tag);
+WorkRef ProcessGroupFastcoll::message(const CallType& type, Tensors& tensors, int peer, int tag) {
+  return guarded([&] {
+    const CallSite site = this->site(type);
+    WorkRef work = launchPointToPoint(site, single(site, tensors), peer, tag);
     collecting(work);
     return work;
   });
+}
+
+WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
+  return message(calls::Send, tensors, destination, tag);
 }
 
 WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
-  return guarded([&]() -> WorkRef {
-    const CallSite site = this->site("recv");
-    at::Tensor& tensor = single(site, tensors);
-    checkRank(site, "source rank", source);  // recvAnysource() serves any rank
-    WorkRef work = launchPointToPoint(site, tensor, false, source, tag);
-    collecting(work);
-    return work;
-  });
+  return message(calls::Recv, tensors, source, tag);
 }
 
 WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
-  return guarded([&]() -> WorkRef {
-    const CallSite site = this->site("recv");
-    at::Tensor& tensor = single(site, tensors);
-    WorkRef work = launchPointToPoint(site, tensor, false, kAnySource, tag);
-    collecting(work);
-    return work;
-  });
+  return message(calls::RecvAny, tensors, kAnySource, tag);
 }
 
 /// On CPU a batch gains nothing from being one work, and collecting it in Python takes longer than

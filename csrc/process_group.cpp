@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "call_checks.hpp"
+#include "calls/checks.hpp"
 #include "engine/worker_pool.hpp"
 #include "reduce/reduce.hpp"
 #include "shared_allocator.hpp"

@@ -1,10 +1,8 @@
 // The c10d::Backend of fastcoll. It validates each call, turns its tensors into a request, and
 // gives it to the engine of their device.
 //
-// process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
+// process_group.cpp   life, options, groups, abort        calls/             the calls
 // rooted.cpp          collectives with a root             barriers.cpp      barriers
-// coalesced.cpp       collectives of lists of tensors
-// fused.cpp           gradients, with a wire dtype and statistics
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
 // traced.cpp          the trace's records of calls
@@ -23,6 +21,7 @@
 
 #include "base/living.hpp"
 #include "base/log.hpp"
+#include "calls/reduction.hpp"
 #include "device/device_engine.hpp"
 #include "engine/abort_hooks.hpp"
 #include "engine/cpu_engine.hpp"
@@ -103,25 +102,24 @@ class ProcessGroupFastcoll : public c10d::Backend {
   static std::vector<std::shared_ptr<CpuEngine>> live();
   static void shutdownAll();
 
-  // --- collectives (collectives.cpp, sparse.cpp)
+  // --- collectives (calls, rooted.cpp, sparse.cpp)
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkRef allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
   /// As allreduce_coalesced; the tensors may have several dtypes.
-  WorkRef allreduceList(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts,
+  WorkRef allreduceList(const Tensors& tensors, const c10d::AllreduceOptions& opts,
                         std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
-  /// As allreduce of all tensors, which have one dtype and are on the CPU (fused.cpp). `wire`: the
-  /// wire dtype of float32 tensors, which are summed in float32 and rounded once more. `squares`:
-  /// one float64 for the sum of the squares of this rank's share of the result.
-  WorkRef allreduceFused(Tensors tensors, const c10d::AllreduceOptions& opts,
-                         std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares);
+  /// As allreduce of all tensors, which have one dtype and are on the CPU. Those that travel in
+  /// another dtype are summed in float32 and rounded once more. The squares are those of this
+  /// rank's share of the result.
+  WorkRef allreduceFused(const Tensors& tensors, const c10d::AllreduceOptions& opts,
+                         const Fusion& fusion);
   /// As _reduce_scatter_base on the CPU, likewise. With a 16-bit wire dtype the output may be
   /// float32; then the sum is not rounded.
-  WorkRef reduceScatterFused(at::Tensor output, at::Tensor input,
-                             const c10d::ReduceScatterOptions& opts,
-                             std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares);
+  WorkRef reduceScatterFused(const at::Tensor& output, const at::Tensor& input,
+                             const c10d::ReduceScatterOptions& opts, const Fusion& fusion);
   WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkRef allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override;
@@ -160,10 +158,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef endCoalescing() override;
 
  private:
-  /// What torch needs of a call besides its request.
+  /// What torch needs of a call besides its type and request.
   struct Call {
-    c10d::OpType type;
-    const char* title;
     bool async;
     std::chrono::milliseconds timeout;
     Tensors inputs;                                             // for the profiler
@@ -185,17 +181,25 @@ class ProcessGroupFastcoll : public c10d::Backend {
   trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
 
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
-  std::shared_ptr<TensorTask> newTask(const CallSite& site, Collective collective) const;
-  void setReduction(const CallSite& site, TensorTask& task, Request& request,
-                    const c10d::ReduceOp& op) const;
-  int checkRoot(const CallSite& site, int64_t root, int64_t rootTensor = 0) const;
-  void checkRank(const CallSite& site, const char* what, int rank) const;
+  CallSite site(const CallType& type) const { return {type.name, &name_, rank_, size_, &type}; }
+  // The bodies of the calls, one for each shape.
+  WorkRef allReduce(const CallSite& site, const Tensors& tensors,
+                    const c10d::AllreduceOptions& opts, const Fusion* fusion = nullptr,
+                    std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
+  WorkRef allGather(const CallSite& site, const Tensors& outputs, const Tensors& inputs,
+                    const c10d::AllgatherOptions& opts);
+  WorkRef allGatherLists(const CallSite& site, const std::vector<Tensors>& lists,
+                         const Tensors& inputs, Tensors outputs,
+                         const c10d::AllgatherOptions& opts);
+  WorkRef reduceScatter(const CallSite& site, const Tensors& outputs, const Tensors& inputs,
+                        const c10d::ReduceScatterOptions& opts, const Fusion* fusion = nullptr);
+  WorkRef allToAll(std::shared_ptr<TensorTask> task, Call call);
+  WorkRef message(const CallType& type, Tensors& tensors, int peer, int tag);
   void recordParameters(const Call& call, const char* name, std::uint64_t seq,
                         bool pointToPoint) const;
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
-  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer,
-                             int tag);
-  WorkRef launchMessage(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag,
+  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer, int tag);
+  WorkRef launchMessage(const CallSite& site, at::Tensor& tensor, int peer, int tag,
                         trace::RecordId record);
   bool collecting(WorkRef& work);
   void stopCollecting();

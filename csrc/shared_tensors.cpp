@@ -2,7 +2,7 @@
 // all tensors of a process (SharedAllocator).
 #include <ATen/ATen.h>
 
-#include "call_checks.hpp"
+#include "calls/checks.hpp"
 #include "process_group.hpp"
 #include "shared_allocator.hpp"
 

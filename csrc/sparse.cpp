@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "call_checks.hpp"
+#include "calls/checks.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
@@ -16,8 +16,8 @@ constexpr int64_t kMostDims = 24;
 
 class SparseTask : public TensorTask {
  public:
-  SparseTask(const CallSite& site, at::Tensor tensor, int rank, int size)
-      : TensorTask(site), site_(site), tensor_(std::move(tensor)), rank_(rank), ranks_(size) {}
+  SparseTask(const CallSite& call, at::Tensor tensor)
+      : TensorTask(call, tensor), tensor_(std::move(tensor)), ranks_(call.size) {}
 
   void transfer(const RunOne& runOne) override {
     kept_.clear();
@@ -42,8 +42,8 @@ class SparseTask : public TensorTask {
       for (int64_t i = 1; i < header.numel(); ++i) {
         if (theirs[i] != fields[i]) {
           throw Error(ErrorKind::Backend,
-                      concat(site_.prefix(), "Detected mismatch: the sparse tensor of rank ", peer,
-                             " has other dimensions than that of rank ", rank_,
+                      concat(site.prefix(), "Detected mismatch: the sparse tensor of rank ", peer,
+                             " has other dimensions than that of rank ", site.rank,
                              ". Reduce tensors of one shape."));
         }
       }
@@ -102,10 +102,8 @@ class SparseTask : public TensorTask {
     return all;
   }
 
-  CallSite site_;
   at::Tensor tensor_;
   std::vector<at::Tensor> kept_;  // memory that an abandoned transfer may still touch
-  int rank_;
   int ranks_;
 };
 
@@ -114,7 +112,7 @@ class SparseTask : public TensorTask {
 ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::allreduce_sparse(
     Tensors& tensors, const c10d::AllreduceOptions& opts) {
   return guarded([&] {
-    const CallSite site = this->site("all_reduce");
+    const CallSite site = this->site(calls::AllReduceSparse);
     if (tensors.size() != 1 || tensors[0].layout() != at::kSparse || !tensors[0].is_cpu()) {
       refuse(site, "one sparse COO tensor on the CPU",
              tensors.size() != 1 ? concat(tensors.size(), " tensors")
@@ -122,20 +120,15 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::allreduce_sparse(
                                           tensors[0].device().str()));
     }
     if (tensors[0].dim() > kMostDims) {
-      throw Error(ErrorKind::Value, concat(site.prefix(), "expected at most ", kMostDims,
-                                           " dimensions, got ", tensors[0].dim()));
+      refuse(site, concat("at most ", kMostDims, " dimensions"), concat(tensors[0].dim()));
     }
-    auto task = std::make_shared<SparseTask>(site, tensors[0], rank_, size_);
-    task->request.dtype = dtypeOf(tensors[0].scalar_type());
-    setReduction(site, *task, task->request, opts.reduceOp);
+    auto task = std::make_shared<SparseTask>(site, tensors[0]);
+    setReduction(*task, task->request, opts.reduceOp);
     if (task->request.op != ReduceOp::Sum && task->request.op != ReduceOp::Avg) {
-      throw Error(ErrorKind::Value,
-                  concat(site.prefix(), "expected SUM or AVG for a sparse tensor, got ",
-                         reduceOpName(task->request.op), ". Use .to_dense()."));
+      refuse(site, "SUM or AVG for a sparse tensor",
+             concat(reduceOpName(task->request.op), ". Use .to_dense()."));
     }
-    task->request.collective = Collective::AllReduce;
-    return launch(std::move(task), {c10d::OpType::_ALLREDUCE_SPARSE, "fastcoll:all_reduce",
-                                    opts.asyncOp, opts.timeout, tensors, tensors});
+    return launch(std::move(task), {opts.asyncOp, opts.timeout, tensors, tensors});
   });
 }
 

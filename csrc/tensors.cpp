@@ -94,25 +94,21 @@ void serve(c10::DeviceType type) {
 }
 
 void requireDense(const CallSite& call, const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    throw Error(ErrorKind::Value, call.prefix() + "expected a tensor, got an undefined one");
-  }
+  if (!tensor.defined()) refuse(call, "a tensor", "an undefined one");
   if (tensor.layout() != at::kStrided) {
-    throw Error(
-        ErrorKind::Value,
-        concat(call.prefix(), "expected a dense tensor, got one of layout ", tensor.layout(),
-               ". Only all_reduce takes sparse COO tensors; use .to_dense()."));
+    refuse(call, "a dense tensor",
+           concat("one of layout ", tensor.layout(),
+                  ". Only all_reduce takes sparse COO tensors; use .to_dense()."));
   }
   if (tensor.is_meta()) {
-    throw Error(ErrorKind::Value, call.prefix() +
-                                      "expected a CPU or CUDA tensor, got one on device meta, "
-                                      "which has no data. Materialise it first (torch.empty_like("
-                                      "tensor, device=\"cpu\")).");
+    refuse(call, "a CPU or CUDA tensor",
+           "one on device meta, which has no data. Materialise it first (torch.empty_like(tensor, "
+           "device=\"cpu\")).");
   }
   if (!tensor.is_cpu() && !isServed(tensor.device().type())) {
-    throw Error(ErrorKind::Value,
-                concat(call.prefix(), "expected a CPU or CUDA tensor, got one on ", tensor.device(),
-                       ". Move it to one of them, or use torch's own backend for that device."));
+    refuse(call, "a CPU or CUDA tensor",
+           concat("one on ", tensor.device(),
+                  ". Move it to one of them, or use torch's own backend for that device."));
   }
 }
 
@@ -125,13 +121,19 @@ void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   }
 }
 
+TensorTask::TensorTask(const CallSite& call, at::ArrayRef<at::Tensor> share) : site(call) {
+  request.collective = site.type->collective;
+  if (share.empty()) return;
+  request.dtype = dtypeOf(share[0].scalar_type());
+  for (const at::Tensor& tensor : share) request.count += tensor.numel();
+}
+
 void TensorTask::admit(const at::Tensor& tensor) {
-  requireDense(call_, tensor);
+  requireDense(site, tensor);
   if (!device_) device_ = tensor.device();
   if (*device_ != tensor.device()) {
-    throw Error(ErrorKind::Value,
-                concat(call_.prefix(), "expected all tensors on one device, got some on ", *device_,
-                       " and ", tensor.device(), ". Move them to one."));
+    refuse(site, "all tensors on one device",
+           concat("some on ", *device_, " and ", tensor.device(), ". Move them to one."));
   }
 }
 
@@ -145,30 +147,39 @@ bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list,
   return false;
 }
 
+const at::Tensor& TensorTask::keepPlaceFor(const at::Tensor& tensor, bool apart) {
+  const bool copied = apart || needsStaging(tensor);
+  alive_.push_back(copied ? at::empty(tensor.sizes(), tensor.options().requires_grad(false))
+                          : tensor);
+  return alive_.back();
+}
+
 void TensorTask::addInput(Message& message, const at::Tensor& tensor, bool apart) {
   admit(tensor);
   if (tensor.numel() == 0) return;
-  at::Tensor place = tensor;
-  if (apart || needsStaging(tensor)) {
-    place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
-    before_.push_back({tensor, place});
-  }
-  alive_.push_back(place);
+  const at::Tensor& place = keepPlaceFor(tensor, apart);
+  if (!place.is_same(tensor)) before_.push_back({tensor, place});
   message.append(place.data_ptr(), bytesOf(place));
 }
 
 void TensorTask::addOutput(Message& message, const at::Tensor& tensor, bool apart) {
   admit(tensor);
   if (tensor.numel() == 0) return;
-  requireNoOverlap(call_, tensor);
-  at::Tensor place = tensor;
-  if (apart || needsStaging(tensor)) {
-    place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
-    after_.push_back({place, tensor});
-  }
-  alive_.push_back(place);
+  requireNoOverlap(site, tensor);
+  const at::Tensor& place = keepPlaceFor(tensor, apart);
+  if (!place.is_same(tensor)) after_.push_back({place, tensor});
   written_.push_back(tensor);
   message.append(place.data_ptr(), bytesOf(place));
+}
+
+void TensorTask::addInput(const at::Tensor& tensor, bool apart) {
+  request.in.resize(1);
+  addInput(request.in[0], tensor, apart);
+}
+
+void TensorTask::addOutput(const at::Tensor& tensor, bool apart) {
+  request.out.resize(1);
+  addOutput(request.out[0], tensor, apart);
 }
 
 std::vector<at::Tensor> TensorTask::rowFor(const std::vector<at::Tensor>& tensors, bool even) {
@@ -197,7 +208,7 @@ void TensorTask::addOutputs(const std::vector<at::Tensor>& tensors, bool even) {
       addOutput(request.out[i], tensors[i]);
       continue;
     }
-    requireNoOverlap(call_, tensors[i]);
+    requireNoOverlap(site, tensors[i]);
     written_.push_back(tensors[i]);
     alive_.push_back(row[i]);
     after_.push_back({row[i].view(tensors[i].sizes()), tensors[i]});
@@ -205,12 +216,35 @@ void TensorTask::addOutputs(const std::vector<at::Tensor>& tensors, bool even) {
   }
 }
 
-void TensorTask::addInPlace(Message& in, Message& out, const at::Tensor& tensor) {
-  addOutput(out, tensor);
+void TensorTask::cut(const Message& whole, std::vector<Message>& into) {
+  request.joined = true;
+  into.resize(site.size);
+  const std::size_t each = whole.bytes() / into.size();
+  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
+    into[i].append(whole.contiguous(i * each, each), each);
+  }
+}
+
+void TensorTask::addInputParts(const at::Tensor& whole) {
+  Message all;
+  addInput(all, whole);
+  cut(all, request.in);
+}
+
+void TensorTask::addOutputParts(const at::Tensor& whole) {
+  Message all;
+  addOutput(all, whole);
+  cut(all, request.out);
+}
+
+void TensorTask::addInPlace(Request& part, const at::Tensor& tensor) {
+  part.in.resize(1);
+  part.out.resize(1);
+  addOutput(part.out[0], tensor);
   if (tensor.numel() == 0) return;
   const at::Tensor& place = alive_.back();
   if (!place.is_same(tensor)) before_.push_back({tensor, place});
-  in.append(place.data_ptr(), bytesOf(place));
+  part.in[0].append(place.data_ptr(), bytesOf(place));
 }
 
 std::vector<at::Tensor> TensorTask::memoryOf() const {
@@ -246,29 +280,9 @@ void TensorTask::finish() {
   }
 }
 
-bool TensorTask::countsChangesInStock(c10d::OpType type) const {
-  if (type == c10d::OpType::ALLGATHER) return true;
-  if (device_ && !device_->is_cpu()) return false;
-  switch (type) {
-    case c10d::OpType::_ALLGATHER_BASE:
-    case c10d::OpType::ALLGATHER_COALESCED:
-    case c10d::OpType::ALLREDUCE_COALESCED:
-    case c10d::OpType::ALLTOALL:
-    case c10d::OpType::GATHER:
-    case c10d::OpType::REDUCE_SCATTER:
-    case c10d::OpType::_REDUCE_SCATTER_BASE:
-      return true;
-    default:
-      return false;
-  }
-}
-
-void cut(const Message& whole, int parts, std::vector<Message>& into) {
-  const std::size_t each = whole.bytes() / parts;
-  into.resize(parts);
-  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
-    into[i].append(whole.contiguous(i * each, each), each);
-  }
+bool TensorTask::countsChangesInStock() const {
+  if (site.type->countsChanges == CountsChanges::OnCpu) return !onDevice();
+  return site.type->countsChanges == CountsChanges::Always;
 }
 
 }  // namespace fastcoll

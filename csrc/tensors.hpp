@@ -3,7 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <c10/util/ArrayRef.h>
 
 #include <functional>
 #include <memory>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "calls/call_type.hpp"
 #include "engine/cpu_engine.hpp"
 
 namespace fastcoll {
@@ -23,9 +24,16 @@ struct CallSite {
   const std::string* group;
   int rank;
   int size;
+  const CallType* type = nullptr;  // of a collective or message
   /// "fastcoll.all_reduce [group 'g', rank 3/8]: "
   std::string prefix() const;
 };
+
+/// Throws. Call it only after a check has failed, so other calls build no error text.
+[[noreturn]] inline void refuse(const CallSite& site, const std::string& expected,
+                                const std::string& got) {
+  throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
+}
 
 /// Whether a tensor shares memory with those of a list; being the one at `own` does not count.
 bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list, std::size_t own);
@@ -34,8 +42,10 @@ bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list,
 /// inputs are copied before the transfer, outputs after it, on the thread that runs it.
 class TensorTask : public Task {
  public:
-  explicit TensorTask(CallSite call) : call_(call) {}
+  /// A task of that type. `share`: the tensors whose dtype and total length all ranks compare.
+  explicit TensorTask(const CallSite& call, at::ArrayRef<at::Tensor> share = {});
 
+  CallSite site;
   /// Several requests, for several dtypes or uneven pieces. While empty, `request` alone is used.
   std::vector<Request> parts;
 
@@ -43,29 +53,32 @@ class TensorTask : public Task {
   void addInput(Message& message, const at::Tensor& tensor, bool apart = false);
   /// Adds the bytes of a tensor that is written; throws Error(Value) if its elements overlap.
   void addOutput(Message& message, const at::Tensor& tensor, bool apart = false);
+  /// The same, to the request's only input or output message.
+  void addInput(const at::Tensor& tensor, bool apart = false);
+  void addOutput(const at::Tensor& tensor, bool apart = false);
   /// Adds a list of tensors, one for each rank; `even`: all have one length. Devices then get them
   /// in a row, copied if needed, because NCCL moves a row by one call.
   void addInputs(const std::vector<at::Tensor>& tensors, bool even);
   void addOutputs(const std::vector<at::Tensor>& tensors, bool even);
-  /// Adds one tensor that is read and written in place.
-  void addInPlace(Message& in, Message& out, const at::Tensor& tensor);
+  /// Adds one tensor, with a part of equal length for each rank.
+  void addInputParts(const at::Tensor& whole);
+  void addOutputParts(const at::Tensor& whole);
+  /// Adds one tensor that is read and written in place to the only messages of a request.
+  void addInPlace(Request& part, const at::Tensor& tensor);
 
   /// The device of all its tensors; nullopt while there are none.
   std::optional<c10::Device> device() const { return device_; }
+  bool onDevice() const { return device_ && !device_->is_cpu(); }
   /// Tensors that keep the memory alive which the transfer and finish() touch.
   std::vector<at::Tensor> memoryOf() const;
   /// Keeps another tensor alive, whose memory the transfer uses.
   void keepAlive(const at::Tensor& tensor) { alive_.push_back(tensor); }
   /// Called before all else, on the thread that runs the transfer.
   std::function<void()> before;
-  /// Whether finish() counts the outputs as changed: autograd then refuses to use what it saved of
-  /// them.
+  /// Whether finish() counts the outputs as changed.
   bool countsChanges = false;
-  /// Whether the stock backend counts the outputs of such a call as changed. Gloo does so for
-  /// outputs that it copies out of its own buffers, NCCL only for all_gather's list. Scripts rely
-  /// on both, call by call: on a stock backend, a script may use a tensor in backward that a
-  /// collective has changed.
-  bool countsChangesInStock(c10d::OpType type) const;
+  /// Whether the stock backend does so, for such a call on this device.
+  bool countsChangesInStock() const;
 
   void prepare() override;
   void transfer(const RunOne& runOne) override;
@@ -77,10 +90,13 @@ class TensorTask : public Task {
     at::Tensor to;
   };
   void admit(const at::Tensor& tensor);
+  /// Keeps the tensor whose memory is transferred for this one: itself, or an empty copy.
+  const at::Tensor& keepPlaceFor(const at::Tensor& tensor, bool apart);
   /// A row of memory with a part for each of the tensors; empty if they need none.
   std::vector<at::Tensor> rowFor(const std::vector<at::Tensor>& tensors, bool even);
+  /// Cuts a message of one run of memory, and adds a part to the message of each rank.
+  void cut(const Message& whole, std::vector<Message>& into);
 
-  CallSite call_;
   std::optional<c10::Device> device_;
   std::vector<at::Tensor> alive_;
   std::vector<at::Tensor> written_;
@@ -88,8 +104,6 @@ class TensorTask : public Task {
   std::vector<Copy> after_;
 };
 
-/// Cuts a message of one run of memory into `parts` messages of equal length.
-void cut(const Message& whole, int parts, std::vector<Message>& into);
 /// Throws Error(Value) unless the tensor is dense, with memory on a device that an engine serves.
 void requireDense(const CallSite& call, const at::Tensor& tensor);
 /// Whether the device engine serves a device type: CUDA; a test adds its own.

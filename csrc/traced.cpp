@@ -1,12 +1,11 @@
 // Records the groups and calls of ProcessGroupFastcoll in the trace. Each call has the name, sizes
-// and dtypes that torch's analyser expects of a correct one.
+// and dtypes that torch's analyser expects of a correct one (base/collectives.def).
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <mutex>
 #include <vector>
 
-#include "base/fork.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
@@ -17,21 +16,13 @@ using Tensors = ProcessGroupFastcoll::Tensors;
 // Groups that the trace's thread polls. Raw pointers, because that thread must never drop the last
 // reference to a group.
 struct Watched {
-  const std::uint64_t generation = forkGeneration();
   std::mutex mutex;
   std::vector<ProcessGroupFastcoll*> groups;
 };
 
-/// The groups of this process. A forked child begins with none, and with an unlocked mutex.
 Watched& watched() {
-  static std::atomic<Watched*> known{nullptr};
-  Watched* now = known.load(std::memory_order_acquire);
-  if (now == nullptr || now->generation != forkGeneration()) {
-    auto* const fresh = new Watched;  // outlives static destructors
-    if (known.compare_exchange_strong(now, fresh, std::memory_order_acq_rel)) return *fresh;
-    delete fresh;
-  }
-  return *now;
+  static auto* all = new PerProcess<Watched>;  // outlives static destructors
+  return all->get();
 }
 
 void add(trace::Shapes& shapes, bool output, const at::Tensor& tensor, std::int64_t parts = 0) {
@@ -39,101 +30,29 @@ void add(trace::Shapes& shapes, bool output, const at::Tensor& tensor, std::int6
   shapes.add(output, dtypeOf(tensor.scalar_type()), sizes.data(), sizes.size(), parts);
 }
 
-void addAll(trace::Shapes& shapes, bool output, const Tensors& tensors) {
-  for (const auto& tensor : tensors) add(shapes, output, tensor);
+void addAll(trace::Shapes& shapes, bool output, const Tensors& tensors, std::int64_t parts = 0) {
+  for (const auto& tensor : tensors) add(shapes, output, tensor, parts);
 }
 
-bool equalCounts(const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(),
-                     [&](const auto& one) { return one.numel() == tensors[0].numel(); });
-}
-
-/// Adds a list with a tensor for each rank, as one tensor with one more dimension.
-void addList(trace::Shapes& shapes, bool output, const Tensors& list, std::size_t ranks) {
-  if (list.size() == ranks && ranks > 0 && equalCounts(list)) {
-    add(shapes, output, list[0], static_cast<std::int64_t>(ranks));
-  } else {
-    addAll(shapes, output, list);
-  }
-}
-
-/// Adds a list with a tensor for each rank, as its total number of elements.
-void addTotal(trace::Shapes& shapes, bool output, const Tensors& list) {
-  std::int64_t total = 0;
-  for (const auto& tensor : list) total += tensor.numel();
-  const auto dtype = list.empty() ? DType::UInt8 : dtypeOf(list[0].scalar_type());
-  shapes.add(output, dtype, &total, 1);
-}
-
-/// Fills in the call's name and shapes. In a correct call the sizes must be equal on all ranks. The
-/// analyser makes exceptions for scatter, gather and all_to_all.
-void setShapes(trace::Record& record, c10d::OpType type, const Tensors& in, const Tensors& out,
-               std::size_t ranks) {
-  trace::Shapes& shapes = record.shapes;
-  using c10d::OpType;
-  switch (type) {
-    case OpType::ALLREDUCE:
-    case OpType::_ALLREDUCE_SPARSE:
-      record.name = "all_reduce";
-      break;
-    case OpType::ALLREDUCE_COALESCED:
-      record.name = "allreduce_coalesced";
-      break;
-    case OpType::BROADCAST:
-      record.name = "broadcast";
-      break;
-    case OpType::REDUCE:
-      record.name = "reduce";
-      break;
-    case OpType::ALLGATHER: {
-      const bool even = equalCounts(out);
-      record.name = even ? "all_gather" : "all_gather_v";
-      // Uneven inputs differ between ranks, so record the outputs, which all ranks have.
-      even ? addAll(shapes, false, in) : addAll(shapes, false, out);
-      return addList(shapes, true, out, ranks);
-    }
-    case OpType::_ALLGATHER_BASE:
-      record.name = "_all_gather_base";
-      break;
-    case OpType::ALLGATHER_COALESCED:
-      record.name = "all_gather_into_tensor_coalesced";
-      addAll(shapes, false, in);
-      if (out.size() == in.size()) return addAll(shapes, true, out);
-      for (const auto& one : in) add(shapes, true, one, static_cast<std::int64_t>(ranks));
+void addSide(trace::Shapes& shapes, bool output, TracedAs how, const Tensors& tensors,
+             const Tensors& other, int ranks) {
+  switch (how) {
+    case TracedAs::Each:
+      return addAll(shapes, output, tensors);
+    case TracedAs::Other:
+      return addAll(shapes, output, other);
+    case TracedAs::Gathered:
+      return addAll(shapes, output, other, ranks);
+    case TracedAs::Row:  // empty on a rank that is not the root
+      if (!tensors.empty()) add(shapes, output, tensors[0], ranks);
       return;
-    case OpType::GATHER:
-      record.name = "gather";
-      addAll(shapes, false, in);
-      return addList(shapes, true, out, ranks);
-    case OpType::SCATTER:
-      record.name = "scatter";
-      addList(shapes, false, in, ranks);
-      return addAll(shapes, true, out);
-    case OpType::REDUCE_SCATTER: {
-      if (in.size() == out.size() && ranks > 1) {
-        record.name = "reduce_scatter_tensor_coalesced";
-        break;
-      }
-      const bool even = equalCounts(in);
-      record.name = even ? "reduce_scatter" : "reduce_scatter_v";
-      addList(shapes, false, in, ranks);
-      return even ? addAll(shapes, true, out) : addAll(shapes, true, in);
+    case TracedAs::Total: {
+      std::int64_t total = 0;
+      for (const auto& tensor : tensors) total += tensor.numel();
+      const auto dtype = dtypeOf(tensors[0].scalar_type());
+      return shapes.add(output, dtype, &total, 1);
     }
-    case OpType::_REDUCE_SCATTER_BASE:
-      record.name = "_reduce_scatter_base";
-      break;
-    case OpType::ALLTOALL:
-      record.name = "all_to_all";
-      addTotal(shapes, false, in);
-      return addTotal(shapes, true, out);
-    case OpType::ALLTOALL_BASE:
-      record.name = "all_to_all";
-      break;
-    default:
-      record.name = "barrier";
   }
-  addAll(shapes, false, in);
-  addAll(shapes, true, out);
 }
 
 }  // namespace
@@ -212,7 +131,10 @@ void ProcessGroupFastcoll::describe(trace::Record& draft, const TensorTask& task
   draft.root = request.root;
   draft.timeoutMillis = timeoutOr(call.timeout).count();
   if (device) draft.seq = ++deviceCalls_;
-  setShapes(draft, call.type, call.inputs, call.outputs, size_);
+  const CallType& type = *task.site.type;
+  draft.name = type.traced;
+  addSide(draft.shapes, false, type.inputs, call.inputs, call.outputs, size_);
+  addSide(draft.shapes, true, type.outputs, call.outputs, call.inputs, size_);
   trace::describe(draft);
 }
 

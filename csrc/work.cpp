@@ -10,14 +10,6 @@
 
 namespace fastcoll {
 
-namespace {
-
-c10::intrusive_ptr<c10::ivalue::Future> tensorListFuture() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-}
-
-}  // namespace
-
 bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
   if (!isCompleted()) {
     if (timeout == kNoTimeout) {
@@ -46,23 +38,18 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   terms_.extension.reset();
   finish(fault);
   transferEnded();
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  c10::intrusive_ptr<c10::ivalue::Future> result;
+  Future outputs;
+  Future result;
   {
     std::lock_guard<std::mutex> lock(futureMutex_);
     resolved_ = true;
-    future = future_;
+    outputs = future_;
     result = futureResult_;
   }
-  if (!future && !result) return;
+  if (!outputs && !result) return;
   // Without locks: callbacks may issue collectives, or use this very work.
   const auto tell = [self = c10::intrusive_ptr<WorkFastcoll>::unsafe_reclaim_from_nonowning(this),
-                     future, result, fault] {
-    if (future) resolve(future, *self, fault);
-    if (!result) return;
-    result->markCompleted(c10::IValue(
-        static_cast<int64_t>(fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
-  };
+                     outputs, result, fault] { self->resolve(outputs, result, fault); };
   if (settled_) {
     // A callback may wait for an operation that only this thread would run.
     try {
@@ -74,40 +61,31 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   tell();
 }
 
-void WorkFastcoll::resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future,
-                           const WorkFastcoll& work, const std::exception_ptr& fault) {
-  if (fault) {
-    future->setError(fault);
-  } else {
-    future->markCompleted(c10::IValue(work.outputs_));
-  }
+void WorkFastcoll::resolve(const Future& outputs, const Future& result,
+                           const std::exception_ptr& fault) const {
+  if (outputs && fault) outputs->setError(fault);
+  if (outputs && !fault) outputs->markCompleted(c10::IValue(outputs_));
+  if (!result) return;
+  result->markCompleted(c10::IValue(
+      static_cast<int64_t>(fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+}
+
+bool WorkFastcoll::isResolvedBefore(Future& future, const c10::TypePtr& type) {
+  const std::lock_guard<std::mutex> lock(futureMutex_);
+  if (future) return false;
+  future = c10::make_intrusive<c10::ivalue::Future>(type);
+  return resolved_;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
-  bool now = false;
-  {
-    std::lock_guard<std::mutex> lock(futureMutex_);
-    if (!future_) {
-      future_ = tensorListFuture();
-      now = resolved_;
-    }
-  }
-  if (now) resolve(future_, *this, exception());
+  const auto type = c10::ListType::create(c10::TensorType::get());
+  if (isResolvedBefore(future_, type)) resolve(future_, nullptr, exception());
   return future_;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFutureResult() {
-  bool now = false;
-  {
-    std::lock_guard<std::mutex> lock(futureMutex_);
-    if (!futureResult_) {
-      futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-      now = resolved_;
-    }
-  }
-  if (now) {
-    futureResult_->markCompleted(c10::IValue(static_cast<int64_t>(
-        exception() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  if (isResolvedBefore(futureResult_, c10::IntType::get())) {
+    resolve(nullptr, futureResult_, exception());
   }
   return futureResult_;
 }

@@ -64,8 +64,11 @@ class WorkFastcoll : public c10d::Work {
   std::vector<at::Tensor> outputs_;
 
  private:
-  static void resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future,
-                      const WorkFastcoll& work, const std::exception_ptr& fault);
+  using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+  /// Makes a future if there is none; returns whether that came after markDone().
+  bool isResolvedBefore(Future& future, const c10::TypePtr& type);
+  /// Completes futures, of which each may be nullptr: with the outputs, and with a WorkResult.
+  void resolve(const Future& outputs, const Future& result, const std::exception_ptr& fault) const;
 
   std::uint64_t seq_;
   WorkTerms terms_;
@@ -74,8 +77,8 @@ class WorkFastcoll : public c10d::Work {
   std::mutex futureMutex_;
   bool settled_ = false;
   bool resolved_ = false;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-  c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
+  Future future_;
+  Future futureResult_;
 };
 
 /// A work of the CPU engine. It releases the engine at its end, because a work that the caller

@@ -160,9 +160,9 @@ MUTANTS = (
     Mutant(
         "reduce_scatter_counts_no_change",
         "version counters",
-        "csrc/tensors.cpp",
-        "    case c10d::OpType::REDUCE_SCATTER:\n",
-        "",
+        "csrc/base/collectives.def",
+        '"reduce_scatter", "reduce_scatter", Row, Each, OnCpu)',
+        '"reduce_scatter", "reduce_scatter", Row, Each, Never)',
         ("tests/collectives/test_version_counters.py",),
     ),
     Mutant(
@@ -176,9 +176,9 @@ MUTANTS = (
     Mutant(
         "list_of_dtypes_in_turns_goes_to_the_last_one",
         "coalesced",
-        "csrc/coalesced.cpp",
-        "groups[place->second].push_back(i);",
-        "groups.back().push_back(i);",
+        "csrc/calls/all_reduce.cpp",
+        "groups[place->second].push_back(tensor);",
+        "groups.back().push_back(tensor);",
         ("tests/collectives/test_coalescing.py", "tests/collectives/test_fused_all_reduce.py"),
     ),
     Mutant(

@@ -11,13 +11,36 @@
 
 namespace fastcoll {
 
+/// One object in each process: a forked child makes its own, because the parent's mutexes may have
+/// been held at the fork. Use it as a static that is never destroyed; its objects never are.
+template <typename T>
+class PerProcess {
+ public:
+  T& get() {
+    State* now = state_.load(std::memory_order_acquire);
+    if (now == nullptr || now->generation != forkGeneration()) {
+      auto* fresh = new State;
+      if (state_.compare_exchange_strong(now, fresh, std::memory_order_acq_rel)) return fresh->one;
+      delete fresh;
+    }
+    return now->one;
+  }
+
+ private:
+  struct State {
+    const std::uint64_t generation = forkGeneration();
+    T one;
+  };
+  std::atomic<State*> state_{nullptr};
+};
+
 /// Holds weak pointers. A forked child sees none of its parent's objects. Use it as a static that
 /// is never destroyed.
 template <typename T>
 class Living {
  public:
   void add(const std::shared_ptr<T>& one) {
-    State& now = state();
+    State& now = state_.get();
     const std::lock_guard<std::mutex> lock(now.mutex);
     now.all.erase(std::remove_if(now.all.begin(), now.all.end(),
                                  [](const auto& weak) { return weak.expired(); }),
@@ -26,7 +49,7 @@ class Living {
   }
 
   std::vector<std::shared_ptr<T>> all() {
-    State& now = state();
+    State& now = state_.get();
     std::vector<std::shared_ptr<T>> found;
     const std::lock_guard<std::mutex> lock(now.mutex);
     for (const auto& weak : now.all) {
@@ -37,23 +60,10 @@ class Living {
 
  private:
   struct State {
-    const std::uint64_t generation = forkGeneration();
     std::mutex mutex;
     std::vector<std::weak_ptr<T>> all;
   };
-
-  State& state() {
-    State* now = state_.load(std::memory_order_acquire);
-    if (now == nullptr || now->generation != forkGeneration()) {
-      // A fresh state, because the parent's mutex may have been held at the fork.
-      auto* fresh = new State;
-      if (state_.compare_exchange_strong(now, fresh, std::memory_order_acq_rel)) return *fresh;
-      delete fresh;
-    }
-    return *now;
-  }
-
-  std::atomic<State*> state_{nullptr};
+  PerProcess<State> state_;
 };
 
 }  // namespace fastcoll

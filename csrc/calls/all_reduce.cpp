@@ -1,0 +1,112 @@
+// All-reduces of dense tensors. A list of tensors is one message per dtype. Its segments are
+// gathered from the tensors and scattered back, with no flat copy. torch's own calls take one
+// dtype, as on other backends; allreduceList takes several. allreduceFused fuses what would be
+// separate passes.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+
+#include "calls/checks.hpp"
+#include "process_group.hpp"
+
+namespace fastcoll {
+
+using Tensors = ProcessGroupFastcoll::Tensors;
+using WorkRef = ProcessGroupFastcoll::WorkRef;
+
+namespace {
+
+/// The tensors, grouped by dtype in the order of first appearance.
+std::vector<Tensors> byType(const Tensors& tensors) {
+  std::vector<Tensors> groups;
+  std::map<at::ScalarType, std::size_t> known;
+  for (const at::Tensor& tensor : tensors) {
+    const auto [place, fresh] = known.emplace(tensor.scalar_type(), groups.size());
+    if (fresh) groups.emplace_back();
+    groups[place->second].push_back(tensor);
+  }
+  return groups;
+}
+
+/// Makes a request of tensors of one dtype.
+void addTensors(TensorTask& task, Request& request, const Tensors& tensors,
+                const c10d::ReduceOp& op, const Fusion* fusion) {
+  const DType dtype = dtypeOf(tensors[0].scalar_type());
+  const Message empty = setWire(task, request, dtype, fusion);
+  request.narrowed = request.dtype != dtype;
+  request.in.assign(1, empty);
+  request.out.assign(1, empty);
+  request.count = 0;
+  for (const at::Tensor& tensor : tensors) {
+    task.addInPlace(request, tensor);
+    request.count += tensor.numel();
+  }
+  setReduction(task, request, op);
+  if (fusion != nullptr) setSquares(task, request.dtype, *fusion);
+}
+
+}  // namespace
+
+WorkRef ProcessGroupFastcoll::allReduce(const CallSite& site, const Tensors& tensors,
+                                        const c10d::AllreduceOptions& opts, const Fusion* fusion,
+                                        std::shared_ptr<const AllReduceOptions> onDevice) {
+  auto task = std::make_shared<TensorTask>(site);
+  const bool several = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.scalar_type() != tensors[0].scalar_type();
+  });
+  if (several) {
+    for (const Tensors& group : byType(tensors)) {
+      addTensors(*task, task->parts.emplace_back(task->request), group, opts.reduceOp, fusion);
+    }
+  } else {
+    addTensors(*task, task->request, tensors, opts.reduceOp, fusion);
+  }
+  return launch(std::move(task),
+                {opts.asyncOp, opts.timeout, tensors, tensors, std::move(onDevice)});
+}
+
+WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return guarded([&] {
+    const CallSite site = this->site(calls::AllReduce);
+    if (single(site, tensors).layout() == at::kSparse) return allreduce_sparse(tensors, opts);
+    return allReduce(site, tensors, opts);
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
+                                                  const c10d::AllreduceCoalescedOptions& opts) {
+  return guarded([&] {
+    const CallSite site = this->site(calls::AllReduceCoalesced);
+    oneType(site, tensors);
+    return allReduce(site, tensors, opts);
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allreduceList(const Tensors& tensors,
+                                            const c10d::AllreduceOptions& opts,
+                                            std::shared_ptr<const AllReduceOptions> onDevice) {
+  return guarded([&] {
+    const CallSite site = this->site(calls::AllReduceCoalesced);
+    if (tensors.empty()) {
+      refuse(site, "at least one tensor", "an empty list");
+    }
+    if (onDevice != nullptr && tensors[0].is_cpu()) {
+      refuse(site, "device tensors for a wire dtype, a factor, an algorithm or a bucket",
+             "CPU tensors");
+    }
+    return allReduce(site, tensors, opts, nullptr, std::move(onDevice));
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allreduceFused(const Tensors& tensors,
+                                             const c10d::AllreduceOptions& opts,
+                                             const Fusion& fusion) {
+  return guarded([&] {
+    const CallSite site = this->site(calls::AllReduceFused);
+    oneType(site, tensors);
+    return allReduce(site, tensors, opts, &fusion);
+  });
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,95 @@
+#include "calls/reduction.hpp"
+
+#include <ATen/ATen.h>
+
+#include "calls/checks.hpp"
+#include "reduce/reduce.hpp"
+
+namespace fastcoll {
+namespace {
+
+ReduceOp operationOf(const CallSite& site, const c10d::ReduceOp& op) {
+  using Torch = c10d::ReduceOp;
+  static constexpr std::pair<Torch::RedOpType, ReduceOp> kAll[] = {
+      {Torch::SUM, ReduceOp::Sum},
+      {Torch::AVG, ReduceOp::Avg},
+      {Torch::MIN, ReduceOp::Min},
+      {Torch::MAX, ReduceOp::Max},
+      {Torch::BAND, ReduceOp::BitAnd},
+      {Torch::BOR, ReduceOp::BitOr},
+      {Torch::BXOR, ReduceOp::BitXor},
+      {Torch::PRODUCT, ReduceOp::Product},
+      {Torch::PREMUL_SUM, ReduceOp::PreMulSum},
+  };
+  for (const auto& [torch, ours] : kAll) {
+    if (torch == op.op_) return ours;
+  }
+  refuse(site, "a reduction of ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM",
+         concat("operation ", static_cast<int>(op.op_)));
+}
+
+void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (supplement == nullptr) {
+    refuse(task.site, "PREMUL_SUM with a factor",
+           "none. Make the operation with torch's _make_nccl_premul_sum(factor).");
+  }
+  const at::Tensor& factor = supplement->tensor_factor;
+  if (!factor.defined()) {
+    request.factor = supplement->double_factor;
+  } else if (!task.onDevice() || factor.device() != *task.device()) {
+    request.factor = factor.item<double>();
+  } else {
+    // The library reads it on the device, so the host need not wait for it.
+    const DType type = partOf(request.dtype);
+    if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
+      throw Error(
+          ErrorKind::Type,
+          concat(task.site.prefix(), "expected a factor of one element of ", dtypeName(type),
+                 ", got ", factor.numel(), " of ", dtypeName(dtypeOf(factor.scalar_type()))));
+    }
+    task.keepAlive(factor);
+    request.factorOnDevice = factor.const_data_ptr();
+  }
+}
+
+}  // namespace
+
+void setReduction(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
+  request.op = operationOf(task.site, op);
+  if (request.op == ReduceOp::PreMulSum) setFactor(task, request, op);
+  if (task.onDevice()) return;  // the library checks it
+  named(task.site, [&] { reduceFunction(request.dtype, request.op); });
+}
+
+Message setWire(const TensorTask& task, Request& request, DType dtype, const Fusion* fusion) {
+  request.dtype = fusion != nullptr && fusion->wire ? dtypeOf(*fusion->wire) : dtype;
+  if (request.dtype == dtype) return {};
+  if (dtype != DType::Float32) {
+    throw Error(ErrorKind::Type,
+                concat(task.site.prefix(), "expected float32 tensors to travel as ",
+                       dtypeName(request.dtype), ", got ", dtypeName(dtype),
+                       ". Leave the wire dtype out, or cast the tensors."));
+  }
+  return Message(named(task.site, [&]() -> const WireCast& { return wireCast(request.dtype); }));
+}
+
+void setSquares(TensorTask& task, DType dtype, const Fusion& fusion) {
+  if (task.onDevice()) {
+    refuse(task.site, "CPU tensors", concat("one on ", *task.device()));
+  }
+  if (!fusion.squares) return;
+  const at::Tensor& squares = *fusion.squares;
+  requireDense(task.site, squares);
+  if (!squares.is_cpu() || squares.scalar_type() != at::kDouble || squares.numel() != 1) {
+    refuse(task.site, "squares of one float64 element on the CPU",
+           concat(squares.numel(), " of ", dtypeName(dtypeOf(squares.scalar_type())), " on ",
+                  squares.device()));
+  }
+  named(task.site, [&] { squaresFunction(dtype); });
+  squares.zero_();
+  task.keepAlive(squares);
+  task.request.squares = squares.mutable_data_ptr<double>();
+}
+
+}  // namespace fastcoll
