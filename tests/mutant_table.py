@@ -250,9 +250,9 @@ MUTANTS = (
     Mutant(
         "uneven_split_expects_what_is_given",
         "hosts",
-        "csrc/hosts/parcels.cpp",
-        "for (std::size_t p = 0; p < told_.size(); ++p) sum += carried(expected(p, rank));",
-        "for (std::size_t p = 0; p < told_.size(); ++p) sum += carried(given(p, rank));",
+        "csrc/hosts/outbound_blocks.hpp",
+        "given(sender, target) : expected(receiver, source);",
+        "given(sender, target) : given(receiver, source);",
         ("tests/transport/test_hosts.py",),
     ),
     Mutant(

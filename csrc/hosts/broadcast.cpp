@@ -1,7 +1,7 @@
-// Broadcast and barrier over several hosts.
+// Broadcast over several hosts.
 //
-// Broadcast of B bytes over H hosts, by one of three algorithms; selector.hpp chooses. On the
-// root's host all ranks read what the root publishes, elsewhere what the leader does.
+// B bytes go over H hosts by one of three algorithms; selector.hpp chooses. On the root's host all
+// ranks read what the root publishes, elsewhere what the leader does.
 //   flat: a short message goes from the root's host to all others in frames.
 //       Steps between hosts: 1. Bytes that a host sends: (H - 1) B.
 //   scatter and all-gather: each other host gets a part that fits a frame, and forwards it to the
@@ -132,24 +132,27 @@ class SpanningBroadcast {
       }
       if (stream_ != nullptr) consume(c, segment);
     }
-    if (sends) links_->give(links_->others(), [&](int host) { return partOf(host).count; });
+    if (!sends) return;
+    links_->sendFrames(links_->others(), Links::Flow::Out,
+                       [&](int host) { return partOf(host).count; });
   }
   /// Receives this host's part. Forwards it to the hosts other than the root's, which do the same.
   void passOn() {
     const Piece own = partOf(hosts_.here());
-    links_->answer(rootHost_);
-    links_->awaitFrames({rootHost_});
+    const auto nothing = [](int) { return std::size_t{0}; };
+    links_->sendFrames({rootHost_}, Links::Flow::In, nothing);
+    links_->awaitFrames({rootHost_}, Links::Flow::In);
     const std::uint8_t* data = links_->frameOf(rootHost_, own.count);
     std::vector<int> peers;
     for (const int host : links_->others()) {
       if (host != rootHost_ && algorithm_ == HostBroadcast::ScatterAllGather) peers.push_back(host);
     }
-    links_->sendFrames(peers, [&](int host) {
+    links_->sendFrames(peers, Links::Flow::Both, [&](int host) {
       std::copy(data, data + own.count, links_->frame(host));
       return own.count;
     });
     message_.write(own.start, own.count, data);
-    links_->awaitFrames(peers);
+    links_->awaitFrames(peers, Links::Flow::Both);
     for (const int host : peers) {
       const Piece part = partOf(host);
       message_.write(part.start, part.count, links_->frameOf(host, part.count));
@@ -191,9 +194,10 @@ class SpanningBroadcast {
     if (receives) {
       while (placed < std::min(chunks_, kAhead)) place();
     }
-    if (receives) links_->answer(before);
-    if (sends) links_->give({next}, [](int) { return std::size_t{0}; });
-    if (receives) links_->awaitFrames({before});
+    const auto nothing = [](int) { return std::size_t{0}; };
+    if (receives) links_->sendFrames({before}, Links::Flow::In, nothing);
+    if (sends) links_->sendFrames({next}, Links::Flow::Out, nothing);
+    if (receives) links_->awaitFrames({before}, Links::Flow::In);
     for (std::size_t c = 0; c < chunks_; ++c) {
       if (c == placed) {
         if (under.size() == kAhead) retire();
@@ -237,29 +241,6 @@ class SpanningBroadcast {
 
 void spanningBroadcast(Spanning& spanning, const Request& request) {
   SpanningBroadcast(spanning, request).run();
-}
-
-void spanningBarrier(Spanning& spanning, const Request& request) {
-  SegmentStream* const stream = spanning.stream;
-  Segment arrived, released;
-  if (stream != nullptr) {
-    stream->begin(request.arrival(), {}, nullptr, request.deadline, request.timeout);
-    arrived = stream->place(0);
-    released = stream->place(0);
-    stream->publish(arrived);
-  }
-  if (spanning.links != nullptr) {
-    if (stream != nullptr) stream->awaitArrivals();
-    const auto& others = spanning.links->others();
-    spanning.links->sendFrames(others, [](int) { return std::size_t{0}; });
-    spanning.links->awaitFrames(others);
-    if (stream != nullptr) stream->publish(released);
-  } else {
-    stream->await(0, released);
-  }
-  if (stream == nullptr) return;
-  stream->consume(released);
-  stream->end();
 }
 
 }  // namespace fastcoll

@@ -194,8 +194,9 @@ void Links::sendFrame(int host, std::size_t bytes) {
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
 }
 
-/// A host that has sent all its data may have left since, so a lost connection is no error.
-void Links::answer(int host) {
+/// Shows a host that only sends data to this one that this one takes part. That host may have left
+/// since, so a lost connection is no error.
+void Links::acknowledge(int host) {
   try {
     sendFrame(host, 0);
   } catch (const ConnectionLost&) {

@@ -56,23 +56,26 @@ class Links {
   /// The data of this host's frame to `host`: room for kInlineBytes, or for the sizes of an
   /// all-to-all.
   std::uint8_t* frame(int host);
-  /// Sends frames to the hosts, with `bytes(host)` of data each.
+  /// Which way data goes between this host and others. Frames go both ways in any case.
+  enum class Flow { Both, Out, In };
+  /// Sends frames to the hosts, with `bytes(host)` of data each, or none if data only comes in.
   template <typename Bytes>
-  void sendFrames(const std::vector<int>& hosts, Bytes bytes) {
-    for (int host : hosts) sendFrame(host, bytes(host));
-  }
-  /// Waits for the frames of the hosts; throws unless all run this collective.
-  void awaitFrames(const std::vector<int>& hosts) {
-    for (int host : hosts) awaitFrame(host);
-  }
-  /// Sends frames to hosts that have no data for this one in this collective; those call answer().
-  template <typename Bytes>
-  void give(const std::vector<int>& hosts, Bytes bytes) {
-    for (int host : hosts) sendFrame(host, bytes(host));
+  void sendFrames(const std::vector<int>& hosts, Flow flow, Bytes bytes) {
+    for (int host : hosts) {
+      if (flow == Flow::In) {
+        acknowledge(host);
+      } else {
+        sendFrame(host, bytes(host));
+      }
+    }
+    if (flow != Flow::Out) return;
     for (int host : hosts) compareLater(host);
   }
-  /// Shows a host that gives its data to this one that this one takes part.
-  void answer(int host);
+  /// Waits for the frames of the hosts, if data comes in. Throws unless all run this collective.
+  void awaitFrames(const std::vector<int>& hosts, Flow flow) {
+    if (flow == Flow::Out) return;
+    for (int host : hosts) awaitFrame(host);
+  }
   /// Data of the host's frame, which must have `bytes`. Valid until the next collective.
   const std::uint8_t* frameOf(int host, std::size_t bytes) const;
   /// Bytes of data in the host's frame.
@@ -132,6 +135,7 @@ class Links {
   };
 
   void sendFrame(int host, std::size_t bytes);
+  void acknowledge(int host);
   void awaitFrame(int host);
   void compareLater(int host);
   void compareNext(int host);

@@ -278,18 +278,14 @@ class SpanningReduce {
   bool oneWay() const { return rootHost_ >= 0 && oneStep_; }
   template <typename Write>
   void sendFrames(Write write) {
-    if (!oneWay()) {
-      links_->sendFrames(links_->others(), write);
-    } else if (rootHost_ == hosts_.here()) {
-      for (const int host : links_->others()) links_->answer(host);
-    } else {
-      links_->give({rootHost_}, write);
-    }
+    links_->sendFrames(peers(), flow(), write);
   }
-  void awaitFrames() {
-    if (oneWay() && rootHost_ != hosts_.here()) return;
-    links_->awaitFrames(links_->others());
+  void awaitFrames() { links_->awaitFrames(peers(), flow()); }
+  Links::Flow flow() const {
+    if (!oneWay()) return Links::Flow::Both;
+    return rootHost_ == hosts_.here() ? Links::Flow::In : Links::Flow::Out;
   }
+  std::vector<int> peers() const { return oneWay() ? links_->around(rootHost_) : links_->others(); }
 
   /// Sums this host's part over all hosts, and sends it on in the second step.
   void reduce(std::size_t c) {

@@ -13,10 +13,8 @@ void run(Spanning& spanning, const Request& request) {
       return spanningReduce(spanning, request);
     case Collective::Broadcast:
       return spanningBroadcast(spanning, request);
-    case Collective::Barrier:
-      return spanningBarrier(spanning, request);
     default:
-      return spanningExchange(spanning, request);
+      return hierarchicalExchange(spanning, request);
   }
 }
 

@@ -70,7 +70,6 @@ void runSpanning(Spanning& spanning, const Request& request, std::string prefix)
 
 void spanningReduce(Spanning& spanning, const Request& request);
 void spanningBroadcast(Spanning& spanning, const Request& request);
-void spanningExchange(Spanning& spanning, const Request& request);
-void spanningBarrier(Spanning& spanning, const Request& request);
+void hierarchicalExchange(Spanning& spanning, const Request& request);
 
 }  // namespace fastcoll
