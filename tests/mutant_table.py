@@ -256,10 +256,10 @@ MUTANTS = (
         ("tests/transport/test_hosts.py",),
     ),
     Mutant(
-        "leader_leaves_without_a_goodbye",
+        "leader_leaves_without_a_close_notice",
         "hosts",
         "csrc/hosts/links.cpp",
-        "    peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);\n",
+        "    peer.leaving = peer.connection->send(&peer.closeNotice, sizeof(Head), kFrames);\n",
         "",
         ("tests/faults/test_leaving_across_hosts.py",),
     ),

@@ -37,7 +37,7 @@ class HierarchicalExchange : HostPipeline {
     begin();
     blocks_.shareSizes(stream_, spanning_.segmentBytes());
     blocks_.cut(hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestChunk);
-    HostPipeline::run(
+    runChunks(
         blocks_.chunks(), 1, [this](std::size_t c) { start(c); },
         [this](std::size_t c) { finish(c); });
     long_.finish();
@@ -98,7 +98,7 @@ class HierarchicalExchange : HostPipeline {
       return publish(now.in);
     }
     if (c == 0) publish(now.in);  // announces only its arrival
-    receive(c);
+    postReceives(c);
     if (c == 0) sendFrames();
     for (const int host : links_->others()) {
       const std::size_t size = blocks_.slices(here_, host, c);
@@ -114,14 +114,14 @@ class HierarchicalExchange : HostPipeline {
     }
     consume(now.in);
   }
-  void receive(std::size_t c) {
+  void postReceives(std::size_t c) {
     std::uint8_t* segment = stream_ != nullptr ? stream_->acquire(slot(c).out) : nullptr;
     for (const int host : links_->others()) {
       const std::size_t size = blocks_.slices(host, here_, c);
       if (size == 0 || blocks_.areInFrame(host, here_)) continue;
       std::uint8_t* memory =
           segment != nullptr ? segment + blocks_.outOffset(host, c) : arriving(host, c, size);
-      HostPipeline::receive(c, host, memory, size);
+      receive(c, host, memory, size);
     }
   }
   /// Where the slices of another host arrive, for a rank that is alone on its host.

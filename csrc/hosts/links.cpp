@@ -12,9 +12,9 @@ namespace {
 constexpr int kFrames = 0;  // the tag of frames
 
 /// The tag of data.
-int tagOf(Links::Lane lane, std::size_t bytes) {
+int tagOf(Links::StepTag step, std::size_t bytes) {
   constexpr std::size_t kLengths = std::size_t{1} << 29;
-  return static_cast<int>(2 * (bytes % kLengths)) + lane;
+  return static_cast<int>(2 * (bytes % kLengths)) + step;
 }
 
 // A wait that has lasted this long checks the frames of another host, the next one each time.
@@ -84,9 +84,9 @@ Links::~Links() {
   bool connected = false;
   each([&](Link& peer) {
     connected = true;
-    peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);
+    peer.leaving = peer.connection->send(&peer.closeNotice, sizeof(Head), kFrames);
   });
-  each([&](Link& peer) { farewell(peer, now + Network::kGoodbye); });
+  each([&](Link& peer) { awaitCloseNotice(peer, now + Network::kGoodbye); });
   each([&](Link& peer) {
     if (peer.sending != nullptr) peer.sending->wait(now + Network::kDrain);
   });
@@ -95,12 +95,12 @@ Links::~Links() {
 }
 
 /// Waits for the peer's close notice, after the frames of collectives that this rank does not run.
-void Links::farewell(Link& peer, TimePoint until) {
+void Links::awaitCloseNotice(Link& peer, TimePoint until) {
   for (bool left = false; !left && !peer.coming.empty();) {
     if (auto& next = peer.coming.front(); next != nullptr && !next->wait(until)) return;
     peer.coming.pop_front();
     peer.present = (peer.present + 1) % (kAhead + 1);
-    left = headAt(peer).goodbye != 0;
+    left = headAt(peer).closeNotice != 0;
   }
 }
 
@@ -113,7 +113,7 @@ void Links::throwIfLeft(int host) {
     for (std::size_t i = 0; i < peer.coming.size(); ++i) {
       if (peer.coming[i] != nullptr && !peer.coming[i]->wait(until)) return;
       peer.coming[i].reset();
-      if (headAt(peer, i + 1).goodbye != 0) throwLeft(host);
+      if (headAt(peer, i + 1).closeNotice != 0) throwLeft(host);
     }
   } catch (const PeerLeft&) {
     throw;
@@ -227,7 +227,7 @@ void Links::compareNext(int host) {
   const Signature mine = *peer.later;
   peer.later.reset();
   const Head head = headAt(peer);
-  if (head.goodbye != 0) {
+  if (head.closeNotice != 0) {
     peer.coming.clear();
     peer.gone = "close notice sent";
     throwLeft(host);
@@ -278,13 +278,13 @@ void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expecte
              ". Give each rank the output splits that match its peers' input splits."));
 }
 
-TransferRef Links::send(int host, const void* data, std::size_t bytes, Lane lane) {
-  return lost(host, [&] { return link(host).connection->send(data, bytes, tagOf(lane, bytes)); });
+TransferRef Links::send(int host, const void* data, std::size_t bytes, StepTag step) {
+  return lost(host, [&] { return link(host).connection->send(data, bytes, tagOf(step, bytes)); });
 }
 
-TransferRef Links::receive(int host, void* data, std::size_t bytes, Lane lane) {
+TransferRef Links::receive(int host, void* data, std::size_t bytes, StepTag step) {
   return lost(host,
-              [&] { return link(host).connection->receive(data, bytes, tagOf(lane, bytes)); });
+              [&] { return link(host).connection->receive(data, bytes, tagOf(step, bytes)); });
 }
 
 void Links::wait(int host, TransferRef& transfer) {
@@ -313,7 +313,7 @@ void Links::lookAt(int host) {
     }
     peer.coming[i].reset();
     const Head head = headAt(peer, i + 1);
-    if (head.goodbye != 0) return;
+    if (head.closeNotice != 0) return;
     if (i == 0 && peer.later.has_value()) {
       compare(host, *peer.later, head);
     } else if (head.call <= call_) {

@@ -56,7 +56,8 @@ class Links {
   /// The data of this host's frame to `host`: room for kInlineBytes, or for the sizes of an
   /// all-to-all.
   std::uint8_t* frame(int host);
-  /// Which way data goes between this host and others. Frames go both ways in any case.
+  /// Which way data goes between this host and others. Frames go both ways in any case. If data only
+  /// goes out, this host compares the others' frames later, and does not wait for them now.
   enum class Flow { Both, Out, In };
   /// Sends frames to the hosts, with `bytes(host)` of data each, or none if data only comes in.
   template <typename Bytes>
@@ -84,12 +85,11 @@ class Links {
   /// Throws: ranks `from` and `to` report different sizes for what `from` sends to `to`.
   [[noreturn]] void disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const;
 
-  /// Data of one lane and length is received in the order in which it was sent. A collective's
-  /// steps can overtake each other, so each has a lane of its own. No receive of another length
-  /// takes it.
-  enum Lane { kFirstStep = 1, kSecondStep = 2 };
-  TransferRef send(int host, const void* data, std::size_t bytes, Lane lane = kFirstStep);
-  TransferRef receive(int host, void* data, std::size_t bytes, Lane lane = kFirstStep);
+  /// Data of one tag and length is received in the order in which it was sent. A collective's steps
+  /// can overtake each other, so each has a tag of its own. No receive of another length takes it.
+  enum StepTag { kFirstStep = 1, kSecondStep = 2 };
+  TransferRef send(int host, const void* data, std::size_t bytes, StepTag step = kFirstStep);
+  TransferRef receive(int host, void* data, std::size_t bytes, StepTag step = kFirstStep);
   /// Waits until a transfer with the host has ended.
   void wait(int host, TransferRef& transfer);
   /// Throws PeerLeft if the host's leader has sent its close notice, or is about to.
@@ -113,7 +113,7 @@ class Links {
     Arrival arrival, before;  // of this collective and the one before it
     std::uint64_t call;       // collectives begun; a call of torch's may be several
     std::uint64_t bytes;      // of data after the head
-    std::uint64_t goodbye;
+    std::uint64_t closeNotice;
   };
   using Buffer = std::unique_ptr<std::uint8_t[]>;
   /// What a frame is compared with.
@@ -125,7 +125,7 @@ class Links {
   static constexpr std::size_t kAhead = 3;  // receives that are posted before they are needed
   struct Link {
     Buffer out, in[kAhead + 1];
-    Head goodbye{{}, {}, 0, 0, 1};
+    Head closeNotice{{}, {}, 0, 0, 1};
     std::unique_ptr<Connection> connection;  // closed before its memory is freed
     TransferRef sending, leaving;
     std::deque<TransferRef> coming;  // receives to the buffers after the present one, in a circle
@@ -141,7 +141,7 @@ class Links {
   void compareNext(int host);
   void compare(int host, const Signature& mine, const Head& head) const;
   void settle(int host);
-  void farewell(Link& link, TimePoint until);
+  void awaitCloseNotice(Link& link, TimePoint until);
   [[noreturn]] void throwLeft(int host) const;
   void post(Link& link);
   Head headAt(const Link& link, std::size_t ahead = 0) const;

@@ -1,9 +1,11 @@
 // What the collectives between hosts have in common. A message is cut into chunks:
 //
-//   start(c)   every rank publishes its data of chunk c to the ranks of its host. The leader posts
-//              the chunk's receives from other leaders, and sends what it has.
-//   finish(c)  `lag` chunks later, the leader waits for these receives and publishes the result.
-//              Each rank takes its own data from it.
+//   start(c)    every rank publishes its data of chunk c to the ranks of its host. The leader posts
+//               the chunk's receives from other leaders, and sends what it has.
+//   combine(c)  one chunk later, only in a sum: the leader sums what has arrived, and sends
+//   results. finish(c)   `lag` chunks later, the leader waits for its receives and publishes the
+//   result. Each
+//               rank takes its own data from it.
 //
 // So the network moves chunks while ranks copy others. All ranks of a host place the same segments
 // in the same order. A follower, that is a rank other than the leader, only fills and reads them.
@@ -72,16 +74,21 @@ class HostPipeline {
     std::vector<std::pair<int, TransferRef>> sends, receives[2];  // of the first and second step
   };
 
-  template <typename Start, typename Finish>
-  void run(std::size_t chunks, std::size_t lag, Start start, Finish finish) {
+  template <typename Start, typename Combine, typename Finish>
+  void runChunks(std::size_t chunks, std::size_t lag, Start start, Combine combine, Finish finish) {
     for (std::size_t c = 0; c < chunks + lag; ++c) {
       if (c < chunks) {
         awaitSends(c);
         start(c);
       }
+      if (c >= 1 && c - 1 < chunks) combine(c - 1);
       if (c >= lag) finish(c - lag);
     }
-    for (std::size_t s = 0; s < slotCount_; ++s) awaitSends(s);
+    for (std::size_t c = 0; c < slotCount_; ++c) awaitSends(c);
+  }
+  template <typename Start, typename Finish>
+  void runChunks(std::size_t chunks, std::size_t lag, Start start, Finish finish) {
+    runChunks(chunks, lag, start, [](std::size_t) {}, finish);
   }
   Slot& slot(std::size_t c) { return slots_[c % slotCount_]; }
   std::uint8_t* scratch(std::size_t c, std::size_t buffer, std::size_t bytes) {
@@ -90,18 +97,18 @@ class HostPipeline {
   }
   /// Begins a transfer of the chunk, unless it is empty.
   void send(std::size_t c, int host, const std::uint8_t* data, std::size_t bytes,
-            Links::Lane lane = Links::kFirstStep) {
-    if (bytes > 0) slot(c).sends.emplace_back(host, links_->send(host, data, bytes, lane));
+            Links::StepTag step = Links::kFirstStep) {
+    if (bytes > 0) slot(c).sends.emplace_back(host, links_->send(host, data, bytes, step));
   }
   void receive(std::size_t c, int host, std::uint8_t* data, std::size_t bytes,
-               Links::Lane lane = Links::kFirstStep) {
+               Links::StepTag step = Links::kFirstStep) {
     if (bytes == 0) return;
-    slot(c).receives[lane - Links::kFirstStep].emplace_back(
-        host, links_->receive(host, data, bytes, lane));
+    slot(c).receives[step - Links::kFirstStep].emplace_back(
+        host, links_->receive(host, data, bytes, step));
   }
   void awaitSends(std::size_t c) { await(slot(c).sends); }
-  void awaitReceives(std::size_t c, Links::Lane lane = Links::kFirstStep) {
-    await(slot(c).receives[lane - Links::kFirstStep]);
+  void awaitReceives(std::size_t c, Links::StepTag step = Links::kFirstStep) {
+    await(slot(c).receives[step - Links::kFirstStep]);
   }
 
   Spanning& spanning_;

@@ -16,8 +16,8 @@
 #include <cstring>
 
 #include "block_sum.hpp"
+#include "pipeline.hpp"
 #include "selector.hpp"
-#include "spanning.hpp"
 
 namespace fastcoll {
 namespace {
@@ -29,14 +29,10 @@ constexpr std::size_t kLeastPiece = 256 * 1024;
 // Longest chunk if no host has a segment to go through.
 constexpr std::size_t kLongestChunk = std::size_t{2} << 20;
 
-class SpanningReduce {
+class HierarchicalReduce : HostPipeline {
  public:
-  SpanningReduce(Spanning& spanning, const Request& request)
-      : spanning_(spanning),
-        request_(request),
-        hosts_(spanning.hosts),
-        stream_(spanning.stream),
-        links_(spanning.links.get()),
+  HierarchicalReduce(Spanning& spanning, const Request& request)
+      : HostPipeline(spanning, request),
         sum_(request, hosts_),
         element_(elementSize(request.dtype)),
         scatters_(request.collective == Collective::ReduceScatter),
@@ -44,40 +40,23 @@ class SpanningReduce {
         messages_(scatters_ ? hosts_.size() : 1),
         total_(request.in[0].bytes() / element_),
         oneStep_(scatters_ || takesOneStep()),
-        lag_(oneStep_ ? 1 : 2),
         perChunk_(chunk()),
         chunks_(std::max<std::size_t>(1, ceilDiv(total_, perChunk_))),
-        inFrames_(fitsFrames()),
-        slots_(lag_ + 1) {
-    if (leads()) spanning.scratch.resize(std::max(spanning.scratch.size(), scratches()));
+        inFrames_(fitsFrames()) {
+    useSlots(lag() + 1, 2 * hosts_.count() + 1);
   }
 
   void run() {
-    if (stream_ != nullptr) {
-      stream_->begin(request_.arrival(), {}, nullptr, request_.deadline, request_.timeout);
-    }
-    if (leads() && !inFrames_) {
-      receive(0);
-      sendFrames([](int) { return std::size_t{0}; });
-    }
-    for (std::size_t c = 0; c < chunks_ + lag_; ++c) {
-      if (c < chunks_) gather(c);
-      if (leads() && c >= 1 && c - 1 < chunks_) reduce(c - 1);
-      if (c >= lag_) deliver(c - lag_);
-    }
-    if (leads()) {
-      for (Slot& slot : slots_) settle(slot);
-    }
-    if (stream_ != nullptr) stream_->end();
+    begin();
+    runChunks(
+        chunks_, lag(), [this](std::size_t c) { start(c); }, [this](std::size_t c) { combine(c); },
+        [this](std::size_t c) { finish(c); });
+    end();
     addSquares();
   }
 
  private:
-  struct Slot {
-    std::vector<std::pair<int, TransferRef>> sends, partials, results;
-  };
-
-  bool leads() const { return hosts_.leads(); }
+  std::size_t lag() const { return oneStep_ ? 1 : 2; }
   bool takesOneStep() const {
     const std::size_t bytes = request_.in[0].bytes();
     std::size_t most = 0;
@@ -129,15 +108,11 @@ class SpanningReduce {
     return targets(to) * sum_.blocks(from) * partialBytes(c, from, to);
   }
 
-  // Scratch memory, for each slot: what goes to each host, what came from it, and the result.
-  std::size_t scratches() const { return slots_.size() * (2 * hosts_.count() + 1); }
-  std::uint8_t* memory(std::size_t c, std::size_t which, std::size_t size) {
-    const std::size_t each = 2 * hosts_.count() + 1;
-    return spanning_.scratch[c % slots_.size() * each + which].get(std::max<std::size_t>(size, 1));
-  }
+  // --- scratch buffers of a slot: what goes to each host, what comes from it, and the result -----
+
   /// The operand, if it is this one-rank host's partial result and contiguous; else null.
   const std::uint8_t* operand(std::size_t c, int host) const {
-    const bool alone = sum_.plain(hosts_.here()) && sum_.blocks(hosts_.here()) == 1;
+    const bool alone = sum_.plain(here_) && sum_.blocks(here_) == 1;
     if (!alone || targets(host) > 1) return nullptr;
     const Piece part = piece(c, host);
     return request_.in[message(host, 0)].contiguous(offset(c) + part.start * element_,
@@ -150,86 +125,71 @@ class SpanningReduce {
   }
   std::uint8_t* outgoing(std::size_t c, int host) {
     // In one step all hosts get the same, except in a reduce-scatter.
-    const int shared = scatters_ || !oneStep_ ? host : hosts_.here();
-    const std::size_t size = std::max<std::size_t>(targets(shared), 1) *
-                             sum_.blocks(hosts_.here()) * partialBytes(c, hosts_.here(), shared);
-    return memory(c, shared, size);
+    const int shared = scatters_ || !oneStep_ ? host : here_;
+    const std::size_t size = std::max<std::size_t>(targets(shared), 1) * sum_.blocks(here_) *
+                             partialBytes(c, here_, shared);
+    return scratch(c, shared, size);
   }
   std::uint8_t* incoming(std::size_t c, int host) {
-    return memory(c, hosts_.count() + host, sentBytes(c, host, hosts_.here()));
+    return scratch(c, hosts_.count() + host, sentBytes(c, host, here_));
   }
   /// The result's place in the output, if no other rank of this host needs it and it is contiguous;
   /// else null. The order is safe with two steps: another host sends its part of the result only
   /// after it has received this host's operand of that part.
-  std::uint8_t* placeOfResult(std::size_t c) const {
+  std::uint8_t* resultInPlace(std::size_t c) const {
     if (stream_ != nullptr || !isRoot()) return nullptr;
     return request_.out[0].contiguous(sum_.resultBytes(offset(c)), sum_.resultBytes(bytes(c)));
   }
   std::uint8_t* result(std::size_t c) {
-    if (std::uint8_t* out = placeOfResult(c)) return out;
+    if (std::uint8_t* out = resultInPlace(c)) return out;
     const std::size_t parts = scatters_ ? hosts_.local().size() : 1;
-    return memory(c, 2 * hosts_.count(), parts * sum_.resultBytes(bytes(c)));
-  }
-  Slot& slot(std::size_t c) { return slots_[c % slots_.size()]; }
-
-  /// Waits until no send uses the slot's memory.
-  void settle(Slot& slot) {
-    for (auto& [host, send] : slot.sends) links_->wait(host, send);
-    slot.sends.clear();
+    return scratch(c, 2 * hosts_.count(), parts * sum_.resultBytes(bytes(c)));
   }
 
-  void receive(std::size_t c) {
+  /// Posts the receives of a chunk.
+  void postReceives(std::size_t c) {
     if (inFrames_) return;
     for (const int host : links_->others()) {
-      const std::size_t size = sentBytes(c, host, hosts_.here());
-      if (size == 0) continue;
-      slot(c).partials.emplace_back(host, links_->receive(host, incoming(c, host), size));
+      receive(c, host, incoming(c, host), sentBytes(c, host, here_));
     }
-    if (oneStep_ || !wantsResult(hosts_.here())) return;
+    if (oneStep_ || !wantsResult(here_)) return;
     for (const int host : links_->others()) {
       const Piece part = piece(c, host);
-      const std::size_t size = sum_.resultBytes(part.count * element_);
-      if (size == 0) continue;
-      std::uint8_t* place = result(c) + sum_.resultBytes(part.start * element_);
-      slot(c).results.emplace_back(host, links_->receive(host, place, size, Links::kSecondStep));
+      receive(c, host, result(c) + sum_.resultBytes(part.start * element_),
+              sum_.resultBytes(part.count * element_), Links::kSecondStep);
     }
   }
-  bool isRoot() const { return rootHost_ < 0 || request_.root == hosts_.local()[place()]; }
+  bool isRoot() const { return rootHost_ < 0 || request_.root == hosts_.local()[localRank_]; }
   bool wantsResult(int host) const { return rootHost_ < 0 || host == rootHost_; }
 
   /// Sends the operands of a chunk to the leader, and the leader's partial results to other hosts.
-  void gather(std::size_t c) {
-    Segment segment;
+  void start(std::size_t c) {
     const std::size_t size = bytes(c);
-    if (stream_ != nullptr) {
-      segment = stream_->place(size * messages_);
-      if (!leads()) {
-        stream_->fill(segment, [&](std::uint8_t* memory, bool streaming) {
-          for (std::size_t m = 0; m < static_cast<std::size_t>(messages_); ++m) {
-            request_.in[m].read(offset(c), size, memory + m * size, streaming);
-          }
-          return size * messages_;
-        });
-        stream_->publish(segment);
-        stream_->consume(segment);
-        return;
-      }
-      if (c == 0) stream_->publish(segment);  // announces only its arrival
+    const Segment segment = place(size * messages_);
+    if (!leads()) {
+      stream_->fill(segment, [&](std::uint8_t* memory, bool streaming) {
+        for (std::size_t m = 0; m < static_cast<std::size_t>(messages_); ++m) {
+          request_.in[m].read(offset(c), size, memory + m * size, streaming);
+        }
+        return size * messages_;
+      });
+      publish(segment);
+      return consume(segment);
     }
-    settle(slot(c));
-    if (c > 0) receive(c);
+    if (c == 0) publish(segment);  // announces only its arrival
+    postReceives(c);
+    if (c == 0 && !inFrames_) sendFrames([](int) { return std::size_t{0}; });
     std::vector<const std::uint8_t*> segments(hosts_.local().size(), nullptr);
-    for (std::size_t place = 1; place < segments.size(); ++place) {
-      segments[place] = stream_->await(static_cast<int>(place), segment);
+    for (std::size_t local = 1; local < segments.size(); ++local) {
+      segments[local] = stream_->await(static_cast<int>(local), segment);
     }
-    const bool shared = oneStep_ && !scatters_;
-    if (shared) {
-      sumUp(c, hosts_.here(), segments);
+    if (oneStep_ && !scatters_) {
+      sumUp(c, here_, segments);
     } else {
       for (int host = 0; host < hosts_.count(); ++host) sumUp(c, host, segments);
     }
-    if (stream_ != nullptr) stream_->consume(segment);
-    send(c);
+    consume(segment);
+    sendPartials(c);
   }
 
   /// Makes this host's partial results for another.
@@ -237,7 +197,7 @@ class SpanningReduce {
     if (operand(c, host) != nullptr) return;
     const Piece part = piece(c, host);
     const std::size_t start = part.start * element_, size = part.count * element_;
-    const std::size_t each = partialBytes(c, hosts_.here(), host);
+    const std::size_t each = partialBytes(c, here_, host);
     std::uint8_t* out = outgoing(c, host);
     const std::size_t count = std::max<std::size_t>(targets(host), oneStep_ && !scatters_ ? 1 : 0);
     std::vector<const std::uint8_t*> operands(segments.size());
@@ -250,28 +210,26 @@ class SpanningReduce {
         own.read(offset(c) + start, size, copy);
         operands[0] = copy;
       }
-      for (std::size_t place = 1; place < segments.size(); ++place) {
-        operands[place] = segments[place] + m * bytes(c) + start;
+      for (std::size_t local = 1; local < segments.size(); ++local) {
+        operands[local] = segments[local] + m * bytes(c) + start;
       }
-      for (std::size_t b = 0; b < sum_.blocks(hosts_.here()); ++b, out += each) {
+      for (std::size_t b = 0; b < sum_.blocks(here_); ++b, out += each) {
         sum_.partial(static_cast<int>(b), operands, size, out);
       }
     }
   }
 
-  void send(std::size_t c) {
+  void sendPartials(std::size_t c) {
     if (inFrames_) {
       return sendFrames([&](int host) {
         std::uint8_t* const frame = links_->frame(host);
-        const std::size_t size = sentBytes(0, hosts_.here(), host);
+        const std::size_t size = sentBytes(0, here_, host);
         std::memcpy(frame, partial(0, host), size);
         return size;
       });
     }
     for (const int host : links_->others()) {
-      const std::size_t size = sentBytes(c, hosts_.here(), host);
-      if (size == 0) continue;
-      slot(c).sends.emplace_back(host, links_->send(host, partial(c, host), size));
+      send(c, host, partial(c, host), sentBytes(c, here_, host));
     }
   }
   /// Whether all data goes to the root's host.
@@ -280,31 +238,29 @@ class SpanningReduce {
   void sendFrames(Write write) {
     links_->sendFrames(peers(), flow(), write);
   }
-  void awaitFrames() { links_->awaitFrames(peers(), flow()); }
   Links::Flow flow() const {
     if (!oneWay()) return Links::Flow::Both;
-    return rootHost_ == hosts_.here() ? Links::Flow::In : Links::Flow::Out;
+    return rootHost_ == here_ ? Links::Flow::In : Links::Flow::Out;
   }
   std::vector<int> peers() const { return oneWay() ? links_->around(rootHost_) : links_->others(); }
 
   /// Sums this host's part over all hosts, and sends it on in the second step.
-  void reduce(std::size_t c) {
-    if (c == 0) awaitFrames();
-    for (auto& [host, transfer] : slot(c).partials) links_->wait(host, transfer);
-    slot(c).partials.clear();
-    if (oneStep_ && placeOfResult(c) != nullptr) settle(slot(c));  // the place may be the operand's
-    const int here = hosts_.here();
-    const Piece part = piece(c, here);
+  void combine(std::size_t c) {
+    if (!leads()) return;
+    if (c == 0) links_->awaitFrames(peers(), flow());
+    awaitReceives(c);
+    if (oneStep_ && resultInPlace(c) != nullptr) awaitSends(c);  // the place may be the operand's
+    const Piece part = piece(c, here_);
     const std::size_t size = part.count * element_;
     std::vector<const std::uint8_t*> partials(sum_.count());
-    for (std::size_t target = 0; target < targets(here); ++target) {
+    for (std::size_t target = 0; target < targets(here_); ++target) {
       for (std::size_t i = 0; i < partials.size(); ++i) {
         const Block& block = sum_.block(i);
-        const std::size_t each = partialBytes(c, block.host, here);
-        const std::uint8_t* from = block.host == here ? partial(c, here)
-                                   : inFrames_
-                                       ? links_->frameOf(block.host, sentBytes(c, block.host, here))
-                                       : incoming(c, block.host);
+        const std::size_t each = partialBytes(c, block.host, here_);
+        const std::uint8_t* from =
+            block.host == here_ ? partial(c, here_)
+            : inFrames_         ? links_->frameOf(block.host, sentBytes(c, block.host, here_))
+                                : incoming(c, block.host);
         partials[i] = from + (target * sum_.blocks(block.host) + block.index) * each;
       }
       std::uint8_t* out =
@@ -313,43 +269,40 @@ class SpanningReduce {
     }
     if (oneStep_) return;
     for (const int host : links_->others()) {
-      if (!wantsResult(host) || size == 0) continue;
-      const std::uint8_t* from = result(c) + sum_.resultBytes(part.start * element_);
-      slot(c).sends.emplace_back(
-          host, links_->send(host, from, sum_.resultBytes(size), Links::kSecondStep));
+      if (!wantsResult(host)) continue;
+      send(c, host, result(c) + sum_.resultBytes(part.start * element_), sum_.resultBytes(size),
+           Links::kSecondStep);
     }
   }
 
   /// Sends the result of a chunk to the ranks of this host.
-  void deliver(std::size_t c) {
+  void finish(std::size_t c) {
     const std::size_t size = sum_.resultBytes(bytes(c));
     const std::size_t at = sum_.resultBytes(offset(c));
     const std::size_t parts = scatters_ ? hosts_.local().size() : 1;
     const bool root = isRoot();
     if (leads()) {
-      for (auto& [host, transfer] : slot(c).results) links_->wait(host, transfer);
-      slot(c).results.clear();
-      if (root && placeOfResult(c) == nullptr) request_.out[0].write(at, size, result(c));
+      awaitReceives(c, Links::kSecondStep);
+      if (root && resultInPlace(c) == nullptr) request_.out[0].write(at, size, result(c));
     }
     if (stream_ == nullptr) return;
     const bool empty =
-        rootHost_ >= 0 && (rootHost_ != hosts_.here() || request_.root == hosts_.leader(rootHost_));
-    const Segment segment = stream_->place(empty ? 0 : size * parts);
+        rootHost_ >= 0 && (rootHost_ != here_ || request_.root == hosts_.leader(rootHost_));
+    const Segment segment = place(empty ? 0 : size * parts);
     if (leads()) {
       stream_->fill(segment, [&](std::uint8_t* memory, bool streaming) {
         if (empty) return std::size_t{0};
         Message(result(c), size * parts).read(0, size * parts, memory, streaming);
         return size * parts;
       });
-      stream_->publish(segment);
+      publish(segment);
     } else {
       const std::uint8_t* memory = stream_->await(0, segment);
       if (root && !empty)
-        request_.out[0].write(at, size, memory + (scatters_ ? place() * size : 0));
+        request_.out[0].write(at, size, memory + (scatters_ ? localRank_ * size : 0));
     }
-    stream_->consume(segment);
+    consume(segment);
   }
-  std::size_t place() const { return hosts_.place(); }
 
   /// Adds the squares of this rank's share of the result; see Request::squares.
   void addSquares() {
@@ -357,7 +310,7 @@ class SpanningReduce {
     const DType dtype = request_.widened ? DType::Float32 : request_.dtype;
     const SquaresFn squared = squaresFunction(dtype);
     const std::size_t element = elementSize(dtype), part = elementSize(partOf(dtype));
-    const int rank = hosts_.local()[place()];
+    const int rank = hosts_.local()[localRank_];
     const Piece share = scatters_ ? Piece{0, total_} : pieceOf(total_, hosts_.size(), rank);
     std::vector<std::uint8_t> copy(4096);
     const std::size_t end = (share.start + share.count) * element;
@@ -368,11 +321,6 @@ class SpanningReduce {
     }
   }
 
-  Spanning& spanning_;
-  const Request& request_;
-  const Hosts& hosts_;
-  SegmentStream* const stream_;
-  Links* const links_;
   BlockSum sum_;
   const std::size_t element_;
   const bool scatters_;
@@ -380,18 +328,16 @@ class SpanningReduce {
   const int messages_;  // messages of a rank
   const std::size_t total_;
   const bool oneStep_;
-  const std::size_t lag_;       // chunks that are gathered before the first is handed out
   const std::size_t perChunk_;  // elements
   const std::size_t chunks_;
   const bool inFrames_;
-  std::vector<Slot> slots_;
   Scratch own_;
 };
 
 }  // namespace
 
-void spanningReduce(Spanning& spanning, const Request& request) {
-  SpanningReduce(spanning, request).run();
+void hierarchicalReduce(Spanning& spanning, const Request& request) {
+  HierarchicalReduce(spanning, request).run();
 }
 
 }  // namespace fastcoll

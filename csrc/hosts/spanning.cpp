@@ -10,9 +10,9 @@ void run(Spanning& spanning, const Request& request) {
     case Collective::AllReduce:
     case Collective::Reduce:
     case Collective::ReduceScatter:
-      return spanningReduce(spanning, request);
+      return hierarchicalReduce(spanning, request);
     case Collective::Broadcast:
-      return spanningBroadcast(spanning, request);
+      return hierarchicalBroadcast(spanning, request);
     default:
       return hierarchicalExchange(spanning, request);
   }

@@ -68,8 +68,8 @@ struct Spanning {
 /// `connections` are given back. `prefix` begins error messages.
 void runSpanning(Spanning& spanning, const Request& request, std::string prefix);
 
-void spanningReduce(Spanning& spanning, const Request& request);
-void spanningBroadcast(Spanning& spanning, const Request& request);
+void hierarchicalReduce(Spanning& spanning, const Request& request);
+void hierarchicalBroadcast(Spanning& spanning, const Request& request);
 void hierarchicalExchange(Spanning& spanning, const Request& request);
 
 }  // namespace fastcoll
