@@ -1,11 +1,12 @@
 // What the collectives between hosts have in common. A message is cut into chunks:
 //
-//   start(c)    every rank publishes its data of chunk c to the ranks of its host. The leader posts
+//   start(c)    Every rank publishes its data of chunk c to the ranks of its host. The leader posts
 //               the chunk's receives from other leaders, and sends what it has.
-//   combine(c)  one chunk later, only in a sum: the leader sums what has arrived, and sends
-//   results. finish(c)   `lag` chunks later, the leader waits for its receives and publishes the
-//   result. Each
-//               rank takes its own data from it.
+//
+//   combine(c)  One chunk later, only in a sum: the leader sums what has arrived, and sends it.
+//
+//   finish(c)   `lag` chunks later, the leader waits for its receives and publishes the result.
+//               Each rank takes its own data from it.
 //
 // So the network moves chunks while ranks copy others. All ranks of a host place the same segments
 // in the same order. A follower, that is a rank other than the leader, only fills and reads them.
@@ -33,7 +34,7 @@ class HostPipeline {
         here_(hosts_.here()),
         localRank_(hosts_.place()) {}
 
-  /// Call before run(). `buffers`: the scratch buffers of each slot.
+  /// Call before runChunks(). `buffers`: the scratch buffers of each slot.
   void useSlots(std::size_t slots, std::size_t buffers) {
     slotCount_ = slots;
     buffers_ = buffers;
