@@ -56,8 +56,8 @@ class Links {
   /// The data of this host's frame to `host`: room for kInlineBytes, or for the sizes of an
   /// all-to-all.
   std::uint8_t* frame(int host);
-  /// Which way data goes between this host and others. Frames go both ways in any case. If data only
-  /// goes out, this host compares the others' frames later, and does not wait for them now.
+  /// Which way data goes between this host and others. Frames go both ways in any case. A host
+  /// that only sends data does not wait for the others' frames now, but compares them later.
   enum class Flow { Both, Out, In };
   /// Sends frames to the hosts, with `bytes(host)` of data each, or none if data only comes in.
   template <typename Bytes>
