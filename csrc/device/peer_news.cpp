@@ -88,9 +88,9 @@ void PeerNews::run() noexcept {
       answered_ = true;
     } else if (closed_) {
       break;
-    } else if (!answered_) {
+    } else {
       const auto onTick = onTick_;
-      const bool looks = heard_.empty() && failures_ < kPatience;
+      const bool looks = !answered_ && heard_.empty() && failures_ < kPatience;
       lock.unlock();
       if (onTick) onTick();
       if (looks) look();

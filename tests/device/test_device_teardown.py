@@ -142,6 +142,15 @@ def test_a_watchdog_that_stands_still_ends_the_process(run, environment):
 
 
 @pytest.mark.full
+def test_a_process_whose_watchdog_stands_still_is_ended_too(run):
+    """The call's timeout is detected by the other thread, which ends the process after its report."""
+    ended = run("computes on", HANGS="1", FASTCOLL_HEARTBEAT_SECONDS="0")
+    assert ended.status == -signal.SIGABRT, ended.stderr
+    assert "the CUDA driver does not respond" in ended.stderr
+    assert "The error was not raised in Python within 1 s" in ended.stderr
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     "environment",
     [
