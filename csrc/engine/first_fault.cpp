@@ -33,9 +33,8 @@ ToldFault FirstFault::tell(std::vector<std::string> keys, const ToldFault& fault
     const auto known = shared_->first;
     if (keys.empty()) return known.value_or(fault);
     if (!shared_->telling) {
-      shared_->telling = true;
-      lock.unlock();
-      // Write an already known fault, too: some rank may read only this rank's keys.
+      // Write an already known fault, too: some rank may read only this rank's keys. If no thread
+      // can be started, the next call tries again.
       runOnWorker([shared = shared_, keys = std::move(keys), fault = known.value_or(fault)] {
         std::optional<ToldFault> first;
         try {
@@ -49,7 +48,7 @@ ToldFault FirstFault::tell(std::vector<std::string> keys, const ToldFault& fault
         if (!shared->first) shared->first = first.value_or(fault);
         shared->changed.notify_all();
       });
-      lock.lock();
+      shared_->telling = true;
     }
     shared_->changed.wait_for(lock, patience, [this] { return shared_->first.has_value(); });
     return shared_->first.value_or(fault);
@@ -63,8 +62,6 @@ std::optional<ToldFault> FirstFault::heard(const std::string& key, Milliseconds 
     std::unique_lock<std::mutex> lock(shared_->mutex);
     if (shared_->first) return shared_->first;
     if (!shared_->asking && shared_->failures < kFailures) {
-      shared_->asking = true;
-      lock.unlock();
       runOnWorker([shared = shared_, key] {
         std::optional<ToldFault> found;
         bool failed = false;
@@ -79,7 +76,7 @@ std::optional<ToldFault> FirstFault::heard(const std::string& key, Milliseconds 
         if (found && !shared->first) shared->first = std::move(found);
         shared->changed.notify_all();
       });
-      lock.lock();
+      shared_->asking = true;  // under the lock that the job takes at its end
     }
     shared_->changed.wait_for(lock, patience, [this] { return !shared_->asking; });
     return shared_->first;
