@@ -193,6 +193,7 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
         restart = true;
         return "";
       }
+      throwIfCancelled();
       pause(round);
     }
   }

@@ -1,9 +1,9 @@
-// A barrier over the rendezvous store that finds missing ranks.
-//
-//   mb/<k>/<rank>   the rank has arrived at its k-th monitored barrier; the value is its nonce
-//   mb/<k>/go       rank 0's verdict: its own nonce, then "ok" or "missing"
-//
-// The nonces invalidate what an earlier group of the same name left in the store.
+// A barrier over the rendezvous store that finds missing ranks. Its k-th call is the round "k" of a
+// Roster without an id. A rank's text in the round is its record's nonce when it has arrived. Rank
+// 0 posts its text last, as the verdict: its nonce, then "ok" or "missing". The nonces invalidate
+// what an earlier group of the same name left in the store.
+#include <algorithm>
+
 #include "rendezvous.hpp"
 
 namespace fastcoll {
@@ -12,62 +12,60 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
   const auto& id = memory_.identity();
   const std::string where = errorHead("monitored_barrier", id);
-  const std::string base = concat("fastcoll/mb/", ++monitored_, "/");
-  const auto stamp = [](std::uint64_t nonce) { return std::to_string(nonce); };
+  const std::string round = std::to_string(++monitored_);
   if (timeout.count() <= 0) {
     throw Error(ErrorKind::Timeout,
                 concat(where, "Rank ", id.rank, " timed out in monitoredBarrier after ",
                        timeout.count(), " ms. Pass a timeout above 0."));
   }
-  store_.set(base + std::to_string(id.rank), stamp(own_.nonce));
-
-  std::vector<bool> here(id.size, false);
-  here[id.rank] = true;
-  for (int round = 0;; pause(round)) {
-    const bool late = Clock::now() >= deadline;
-    if (id.rank == 0) {
-      std::string missing;
-      int absent = 0;
-      for (int peer = 1; peer < id.size; ++peer) {
-        const std::size_t i = peer;
-        GroupRecord record{};
-        std::string value;
-        if (!here[i]) {
-          here[i] = read(peer, record) && store_.tryGet(base + std::to_string(peer), value) &&
-                    value == stamp(record.nonce);
-        }
-        if (!here[i] && (absent++ == 0 || waitAllRanks)) {
-          missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
-        }
-      }
-      if (absent == 0) return store_.set(base + "go", stamp(own_.nonce) + "ok");
-      if (!late) continue;
-      store_.set(base + "go", stamp(own_.nonce) + "missing");
-      const bool several = waitAllRanks && absent > 1;
-      throw Error(ErrorKind::Timeout,
-                  concat(where, several ? "Ranks " : "Rank ", missing,
-                         " failed to pass monitoredBarrier in ", timeout.count(),
-                         " ms. Find the delay, or raise the timeout."));
-    }
-    GroupRecord first{};
-    std::string verdict;
-    const bool decided = read(0, first) && store_.tryGet(base + "go", verdict) &&
-                         verdict.rfind(stamp(first.nonce), 0) == 0;
-    if (decided && verdict == stamp(first.nonce) + "ok") return;
+  const std::string own = std::to_string(own_.nonce);
+  // What a rank has posted after its nonce; nullopt if it has posted nothing.
+  const auto posted = [&](int rank) -> std::optional<std::string> {
+    GroupRecord record{};
+    std::string text;
+    if (!read(rank, record) || !barriers_.said(round, rank, text)) return std::nullopt;
+    const std::string nonce = std::to_string(record.nonce);
+    if (text.rfind(nonce, 0) != 0) return std::nullopt;
+    return text.substr(nonce.size());
+  };
+  if (id.rank != 0) {
+    barriers_.say(round, own);
+    std::optional<std::string> verdict;
     // Rank 0 decides. It may have begun its wait later, so this rank waits a little longer.
-    if (decided || Clock::now() >= deadlineAfter(deadline, Milliseconds(500))) {
-      throw Error(
-          ErrorKind::Timeout,
-          concat(
-              where, "Rank ", id.rank,
-              " successfully reached monitoredBarrier, but received errors while waiting "
-              "for send/recv from rank 0",
-              decided ? ", whose message names the rank that is missing" : ", which did not arrive",
-              " (", timeout.count(),
-              decided ? " ms). Read the error of rank 0."
-                      : " ms). Find the delay of rank 0, or raise the timeout."));
+    const auto last = deadlineAfter(deadline, Milliseconds(500));
+    for (int looks = 0; !(verdict = posted(0)) && Clock::now() < last; pause(looks)) {
+      throwIfCancelled();
     }
+    if (verdict == "ok") return;
+    throw Error(
+        ErrorKind::Timeout,
+        concat(
+            where, "Rank ", id.rank,
+            " successfully reached monitoredBarrier, but received errors while waiting for "
+            "send/recv from rank 0",
+            verdict ? ", whose message names the rank that is missing" : ", which did not arrive",
+            " (", timeout.count(),
+            verdict ? " ms). Read the error of rank 0."
+                    : " ms). Find the delay of rank 0, or raise the timeout."));
   }
+  std::vector<int> missing;
+  for (int rank = 1; rank < id.size; ++rank) missing.push_back(rank);
+  for (int looks = 0;; pause(looks)) {
+    throwIfCancelled();
+    const bool late = Clock::now() >= deadline;
+    missing.erase(std::remove_if(missing.begin(), missing.end(),
+                                 [&](int rank) { return posted(rank).has_value(); }),
+                  missing.end());
+    if (missing.empty()) return barriers_.say(round, own + "ok");
+    if (late) break;
+  }
+  barriers_.say(round, own + "missing");
+  if (!waitAllRanks) missing.resize(1);
+  std::string ranks;
+  for (const int rank : missing) ranks += concat(ranks.empty() ? "" : ", ", rank);
+  throw Error(ErrorKind::Timeout, concat(where, missing.size() > 1 ? "Ranks " : "Rank ", ranks,
+                                         " failed to pass monitoredBarrier in ", timeout.count(),
+                                         " ms. Find the delay, or raise the timeout."));
 }
 
 }  // namespace fastcoll

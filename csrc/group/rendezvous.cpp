@@ -43,6 +43,7 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
       own_(own),
       roster_(store, "fastcoll", memory.rank(), memory.size(),
               std::string(reinterpret_cast<const char*>(&own), sizeof own)),
+      barriers_(store, "fastcoll/mb", memory.rank(), memory.size(), ""),
       arenaBytes_(arenaBytes) {}
 
 std::string Rendezvous::prefix() const {
@@ -254,11 +255,6 @@ void Rendezvous::throwIfCancelled() const {
     throw Error(ErrorKind::Backend,
                 concat(prefix(), "the group was aborted while its ranks connected", kInitAgain));
   }
-}
-
-void Rendezvous::pause(int& round) const {
-  throwIfCancelled();
-  fastcoll::pause(round);
 }
 
 void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {

@@ -159,7 +159,6 @@ class Rendezvous {
   // reached, or torchrun's restart counts differ.
   static constexpr Milliseconds kStaleGrace{2000};
   void throwIfCancelled() const;
-  void pause(int& round) const;
   std::string missingOf(const std::vector<int>& peers);
   [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;
   std::string prefix() const;
@@ -169,12 +168,13 @@ class Rendezvous {
   LocalProcess& process_;
   GroupRecord own_;
   Roster roster_;
+  Roster barriers_;                    // the monitored barriers' rounds
   std::atomic<std::int64_t> came_{0};  // when agree() was called: milliseconds since 1970
   const std::size_t arenaBytes_;
   const std::int64_t made_ = millisSince1970();
   int next_ = 0;  // the rank that lookAtNext() checked last
   bool saidThatCame_ = false;
-  std::uint64_t monitored_ = 0;
+  std::uint64_t monitored_ = 0;  // barriers
   std::atomic<bool> cancelled_{false};
   mutable std::atomic<std::int64_t> doubted_{0};  // first doubt of a record: ns since boot
   std::vector<GroupRecord> records_;

@@ -64,9 +64,9 @@ std::string Roster::roundKey(const std::string& round, int rank) const {
   return concat(roundKey(round), "/", rank);
 }
 
-void Roster::put(Texts& keys, const std::string& key, const std::string& value) {
+void Roster::put(Keys& keys, const std::string& key, const std::string& value) {
   store_.set(key, value);
-  if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  keys.insert(key);
 }
 
 Error Roster::foreign(const std::string& what) const {
@@ -167,7 +167,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
                                               const std::function<bool()>& over) {
   Texts texts(size_);
   std::vector<bool> have(texts.size(), false);
-  Texts before = std::exchange(exchange_, {});
+  Keys before = std::exchange(exchange_, {});
   put(exchange_, roundKey(round, rank_), text);
   for (int looks = 0;;) {
     if (rank_ == 0) {
@@ -191,7 +191,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
     }
     onLook();
     if (over && over()) {
-      keys_.insert(keys_.end(), before.begin(), before.end());
+      keys_.merge(before);
       return std::nullopt;
     }
     pause(looks);
@@ -206,7 +206,7 @@ std::vector<int> Roster::silent(const std::string& round) {
   return ranks;
 }
 
-void Roster::eraseAll(Texts& keys) noexcept {
+void Roster::eraseAll(Keys& keys) noexcept {
   for (const std::string& key : keys) store_.erase(key);
   keys.clear();
 }

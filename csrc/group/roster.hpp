@@ -17,6 +17,7 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,10 +74,11 @@ class Roster {
   std::string recordKey(int rank) const;
   std::string roundKey(const std::string& round) const;
   std::string roundKey(const std::string& round, int rank) const;
-  void put(Texts& keys, const std::string& key, const std::string& value);
+  using Keys = std::set<std::string>;
+  void put(Keys& keys, const std::string& key, const std::string& value);
   void take(Texts records, const std::string& encoded);
   bool lookForRoster(std::string& encoded, Texts& records);
-  void eraseAll(Texts& keys) noexcept;
+  void eraseAll(Keys& keys) noexcept;
 
   KeyValueStore& store_;
   const std::string folder_;
@@ -86,8 +88,8 @@ class Roster {
   Texts records_;
   std::string encoded_;  // the roster, as the store has it
   std::string id_;
-  Texts keys_;      // that this rank has set
-  Texts exchange_;  // and those of the current or last exchange
+  Keys keys_;      // that this rank has set
+  Keys exchange_;  // and those of the current or last exchange
 };
 
 }  // namespace fastcoll
