@@ -129,22 +129,12 @@ std::string Rendezvous::stateOf(const GroupRecord& record) const {
   return concat(", state ", processRuns(record) == 1 ? processState(pid) : '?');
 }
 
-/// The process of a record's rank. A running process answers within some microseconds.
-std::shared_ptr<PeerProcess> Rendezvous::answerOf(const GroupRecord& record) const {
-  for (const auto until = Clock::now() + kAnswer;;) {
-    auto process = process_.connect(record.process);
-    if (process != nullptr || Clock::now() >= until) return process;
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
 /// Timed out: the ranks that cannot be bound, with their reasons.
 std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   std::string missing;
   for (const int peer : peers) {
     const auto& record = records_[peer];
-    auto process = answerOf(record);
-    if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
+    if (bind(record, kAnswer)) continue;
     std::string vote;
     const bool voted = roster_.said(kVotes, peer, vote);
     missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (", nameOf(record),
@@ -155,52 +145,41 @@ std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   return missing;
 }
 
-// Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
-std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart) {
+/// Binds the blocks of all peers. Returns "", or why one cannot be bound; nullopt if the records
+/// have changed. Waits until the deadline for a peer that has not used the group yet.
+std::optional<std::string> Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadline,
+                                               Milliseconds timeout) {
+  const auto began = Clock::now();
   for (const int peer : peers) {
-    const auto& record = records_[peer];
-    const auto began = Clock::now();
-    const auto patience = std::min(deadline, began + kStaleGrace);
-    for (int round = 0;;) {
-      auto process = answerOf(record);
-      if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) break;
-      GroupRecord now{};
-      if (read(peer, now) && now.nonce != record.nonce) {
-        restart = true;
-        return "";
-      }
-      // Wait for a peer until the deadline: it may not have used the group yet. Its unchanged
-      // record is no error, because it may still be replaced. Any member's death ends the wait, not
-      // only that of the peer: the other ranks may have detected it and left.
-      for (const auto& member : records_) {
-        if (!processGone(member)) continue;
-        if (read(static_cast<int>(member.rank), now) && now.nonce != member.nonce) {
-          restart = true;
-          return "";
-        }
-        throwGone(member);
-      }
-      // A peer that cannot share memory has voted already, and will never listen. A peer that
-      // failed has written its fault.
-      if (std::string against; round % 8 == 7 && votedAgainst(peers, against)) return against;
-      if (round % 8 == 7) {
-        throwIfTold(faultKey(roster_.id()));
-        lookAtNext();  // one may have failed before it had the roster
-        sayThatCame(began, kStaleGrace);
-      }
-      if (Clock::now() >= deadline) return missingOf(peers);
-      if (round > 20 && Clock::now() >= patience && changed()) {
-        restart = true;
-        return "";
-      }
+    for (int looks = 0; !bind(records_[peer], kAnswer); pause(looks)) {
       throwIfCancelled();
-      pause(round);
+      if (Clock::now() >= deadline) return missingOf(peers);
+      if (looks % 8 != 7) continue;
+      sayThatCame(began, timeout);
+      // A peer that cannot share memory has voted already, and will never listen.
+      if (std::string against; votedAgainst(peers, against)) return against;
+      if (membersChanged()) return std::nullopt;
     }
   }
   return "";
 }
 
 // --- the decision -------------------------------------------------------------------------------
+
+/// Whether rank 0 has, or will have, gathered other records. Throws if a rank has failed or ended,
+/// also one that this rank need not meet: the others may have detected that and left.
+bool Rendezvous::membersChanged() {
+  requireToBeAlone();
+  if (roster_.changed(believes())) return true;
+  throwIfTold(faultKey(roster_.id()));
+  lookAtNext();  // one may have failed before it had the roster
+  for (const auto& record : records_) {
+    GroupRecord now{};
+    if (!processGone(record) || !read(static_cast<int>(record.rank), now)) continue;
+    if (now.nonce == record.nonce) throwGone(record);
+  }
+  return false;
+}
 
 /// The votes of all ranks; empty if the records have changed.
 std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint deadline,
@@ -221,16 +200,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
               : concat("rank(s) ", missing, " have not arrived at the group's first collective"),
           timeout);
     }
-    if (++look % 8 != 0) return;
-    restart = changed();
-    if (restart) return;
-    throwIfTold(faultKey(roster_.id()));
-    lookAtNext();  // one may have failed before it had the roster
-    for (const auto& record : records_) {
-      GroupRecord now{};
-      if (!processGone(record) || !read(static_cast<int>(record.rank), now)) continue;
-      if (now.nonce == record.nonce) throwGone(record);
-    }
+    if (++look % 8 == 0) restart = membersChanged();
   };
   auto votes = roster_.exchange(kVotes, own, onLook, [&] { return restart; });
   if (!votes) return {};
@@ -258,14 +228,13 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     for (const auto& record : records_) {
       memory_.nameMember(static_cast<int>(record.rank), nameOf(record));
     }
-    std::string problem;
+    std::optional<std::string> problem = "";
     if (local.size() > 1) {
       try {
         memory_.open(arenaBytes_);
-        bool restart = false;
-        problem = bindAll(local, deadline, restart);
-        if (restart) continue;
-        if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
+        problem = bindAll(local, deadline, timeout);
+        if (!problem) continue;
+        if (!problem->empty() && Clock::now() >= deadline) timedOut(*problem, timeout);
       } catch (const GroupLost&) {
         throw;
       } catch (const Error& error) {
@@ -273,7 +242,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = concat("rank ", memory_.rank(), ": ", error.what());
       }
     }
-    const auto votes = vote(problem.empty() ? kShared : kAgainst + problem, deadline, timeout);
+    const auto votes = vote(problem->empty() ? kShared : kAgainst + *problem, deadline, timeout);
     if (votes.empty()) continue;
 
     // The results below are equal on all ranks, because all their inputs are.

@@ -1,5 +1,6 @@
 // How two ranks meet for point-to-point, independent of the other ranks.
 #include <cstdio>
+#include <thread>
 
 #include "../base/settings.hpp"
 #include "rendezvous.hpp"
@@ -26,6 +27,20 @@ bool Rendezvous::sharesHost(const GroupRecord& record) const {
   return hostKey(record) == hostKey(own_);
 }
 
+/// Maps the block of a record's rank. False if its process does not answer within `patience`, or
+/// has no such block.
+bool Rendezvous::bind(const GroupRecord& record, Milliseconds patience) {
+  const int peer = static_cast<int>(record.rank);
+  // The echo shows the peer which instance this rank means, even before the peer can be mapped.
+  memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
+  for (const auto until = Clock::now() + patience;;) {
+    auto process = process_.connect(record.process);
+    if (process != nullptr) return memory_.bind(peer, std::move(process), record.nonce);
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 Rendezvous::Met Rendezvous::tryMeet(int peer) {
   if (memory_.isConfirmed(peer)) return Met::Here;
   GroupRecord record{};
@@ -44,12 +59,9 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
     throw Error(error.kind(), concat(memory_.memberName(memory_.rank()),
                                      " has no shared memory for point-to-point: ", error.what()));
   }
-  // The echo shows the peer which instance this rank means, even before the peer can be mapped.
-  memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
-  auto process = process_.connect(record.process);
-  if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
+  if (!bind(record, Milliseconds(0))) {
     throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
-    if (process == nullptr && processGone(record)) throwGone(record);
+    if (processGone(record)) throwGone(record);
     return Met::Pairing;
   }
   // Mutual: the peer must mean this instance too, not an earlier one under the same name.

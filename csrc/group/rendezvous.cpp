@@ -262,11 +262,6 @@ void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) cons
               concat(prefix(), "Timed out after ", timeout.count(), " ms; ", missing, kFindDelay));
 }
 
-bool Rendezvous::changed() {
-  requireToBeAlone();
-  return roster_.changed(believes());
-}
-
 /// Throws if another process has replaced this rank's record.
 void Rendezvous::requireToBeAlone() {
   std::string mine;
@@ -274,9 +269,10 @@ void Rendezvous::requireToBeAlone() {
   GroupRecord stored{};
   std::memcpy(&stored, mine.data(), sizeof stored);
   if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
-  throw Error(ErrorKind::Backend, concat(prefix(), "another process (pid ", stored.pid, ", host ",
-                                         text(stored.host), ") joined as rank ", memory_.rank(),
-                                         " too. Give every process its own rank."));
+  throw GroupLost(ErrorKind::Backend,
+                  concat(prefix(), "another process (pid ", stored.pid, ", host ",
+                         text(stored.host), ") joined as rank ", memory_.rank(),
+                         " too. Give every process its own rank."));
 }
 
 /// Checks one other rank, the next one each time. Throws if it has failed or its process has ended.

@@ -133,7 +133,7 @@ class Rendezvous {
   std::string stateOf(const GroupRecord& record) const;
   [[noreturn]] void gatheredTooLate(Milliseconds timeout);
   std::vector<std::string> vote(const std::string& own, TimePoint deadline, Milliseconds timeout);
-  bool changed();
+  bool membersChanged();
   void requireToBeAlone();
   int processRuns(const GroupRecord& record) const;
   bool mayBeStale(const GroupRecord& record) const;
@@ -143,7 +143,7 @@ class Rendezvous {
   void throwIfGroupTold();
   void throwIfTold(const GroupRecord& by);
   std::string cameLate(const ToldFault& fault) const;
-  std::shared_ptr<PeerProcess> answerOf(const GroupRecord& record) const;
+  bool bind(const GroupRecord& record, Milliseconds patience);
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote) const;
   static std::string hostKey(const GroupRecord& record);
@@ -153,10 +153,10 @@ class Rendezvous {
   Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;
   std::string whySeveral(const std::vector<GroupRecord>& records) const;
   bool coreEach(const std::vector<GroupRecord>& records) const;
-  std::string bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart);
+  std::optional<std::string> bindAll(const std::vector<int>& peers, TimePoint deadline,
+                                     Milliseconds timeout);
   static constexpr char kVotes[] = "v";  // the round
-  // A record that has not changed within this time is not stale: its process really cannot be
-  // reached, or torchrun's restart counts differ.
+  // A record that has not changed within this time is not stale: torchrun's restart counts differ.
   static constexpr Milliseconds kStaleGrace{2000};
   void throwIfCancelled() const;
   std::string missingOf(const std::vector<int>& peers);
