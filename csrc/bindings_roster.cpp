@@ -1,11 +1,11 @@
 // Binds group/roster.hpp, and the fault that ranks report to each other under its id, for
-// fastcoll.cuda. Waits release the GIL and call `on_look` between two polls of the store.
+// fastcoll.cuda. Waits release the GIL and call `on_poll` between two polls of the store.
 #include "bindings.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "group/faults.hpp"
 #include "group/roster.hpp"
-#include "group/told_fault.hpp"
 #include "store_adapter.hpp"
 #include "torch_error.hpp"
 
@@ -39,11 +39,11 @@ class PythonRoster {
     const bool found = run([&] { return roster_.read(rank, record); });
     return found ? py::object(py::bytes(record)) : py::none();
   }
-  py::list gather(const py::object& onLook) {
+  py::list gather(const py::object& onPoll) {
     return bytesOf(run([&] {
-      const Roster::Texts& records = roster_.gather(believes(), looker(onLook));
+      const Roster::Texts& records = roster_.gather(isCurrent(), looker(onPoll));
       for (std::size_t rank = 0; rank < records.size(); ++rank) {  // rank 0 lists bad ones too
-        if (!records[rank].empty()) believes()(static_cast<int>(rank), records[rank]);
+        if (!records[rank].empty()) isCurrent()(static_cast<int>(rank), records[rank]);
       }
       for (const std::string& record : records) {
         if (record.empty()) throw roster_.foreign("the list of the ranks' records");
@@ -51,18 +51,18 @@ class PythonRoster {
       return records;
     }));
   }
-  py::object exchange(const std::string& round, const std::string& text, const py::object& onLook,
+  py::object exchange(const std::string& round, const std::string& text, const py::object& onPoll,
                       bool watch) {
     int look = 0;
-    const auto over = [&] { return watch && ++look % 8 == 0 && roster_.changed(believes()); };
-    const auto said = run([&] { return roster_.exchange(round, text, looker(onLook), over); });
+    const auto over = [&] { return watch && ++look % 8 == 0 && roster_.changed(isCurrent()); };
+    const auto said = run([&] { return roster_.exchange(round, text, looker(onPoll), over); });
     return said ? py::object(bytesOf(*said)) : py::none();
   }
-  void say(const std::string& round, const std::string& text) {
-    run([&] { roster_.say(round, text); });
+  void post(const std::string& round, const std::string& text) {
+    run([&] { roster_.post(round, text); });
   }
-  std::vector<int> silent(const std::string& round) {
-    return run([&] { return roster_.silent(round); });
+  std::vector<int> missing(const std::string& round) {
+    return run([&] { return roster_.missing(round); });
   }
   void tell(const std::string& text) {
     run([&] { writeFault(store_, faultKey(folder_ + roster_.id()), {ErrorKind::Backend, text}); });
@@ -82,13 +82,13 @@ class PythonRoster {
     const py::gil_scoped_release nogil;  // the store may be slow, or written in Python
     return translated(body);
   }
-  static Roster::OnLook looker(const py::object& onLook) {
-    return [&onLook] {
+  static Roster::OnPoll looker(const py::object& onPoll) {
+    return [&onPoll] {
       const py::gil_scoped_acquire gil;
-      onLook();
+      onPoll();
     };
   }
-  Roster::Believes believes() const {
+  Roster::IsCurrent isCurrent() const {
     return [this](int rank, const std::string& record) {
       if (record.size() == record_.size() && record.rfind(magic_, 0) == 0) return true;
       throw roster_.foreign(concat("the record of rank ", rank));
@@ -110,11 +110,11 @@ void bindRoster(py::module_& m) {
            py::arg("record") = "", py::arg("magic") = 0)
       .def("publish", &PythonRoster::publish)
       .def("read", &PythonRoster::read, py::arg("rank"))
-      .def("gather", &PythonRoster::gather, py::arg("on_look"))
+      .def("gather", &PythonRoster::gather, py::arg("on_poll"))
       .def("exchange", &PythonRoster::exchange, py::arg("round"), py::arg("text"),
-           py::arg("on_look"), py::arg("watch") = false)
-      .def("say", &PythonRoster::say, py::arg("round"), py::arg("text"))
-      .def("silent", &PythonRoster::silent, py::arg("round"))
+           py::arg("on_poll"), py::arg("watch") = false)
+      .def("post", &PythonRoster::post, py::arg("round"), py::arg("text"))
+      .def("missing", &PythonRoster::missing, py::arg("round"))
       .def("tell", &PythonRoster::tell, py::arg("text"))
       .def("told", &PythonRoster::told)
       .def("erase", &PythonRoster::erase)

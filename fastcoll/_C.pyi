@@ -133,7 +133,7 @@ class Communicators:
 class Roster:
     """The rendezvous of a device group's ranks through a store; see csrc/group/roster.hpp.
 
-    A wait calls ``on_look`` between two polls of the store; an exception ends the wait. The GIL is free otherwise.
+    A wait calls ``on_poll`` between two polls of the store; an exception ends the wait. The GIL is free otherwise.
 
     Args:
         store: Store of the group.
@@ -156,22 +156,22 @@ class Roster:
         """Publishes this rank's record; does not wait."""
     def read(self, rank: int) -> bytes | None:
         """Returns a rank's record as it is in the store now; None if there is none."""
-    def gather(self, on_look: Callable[[], None]) -> list[bytes]:
+    def gather(self, on_poll: Callable[[], None]) -> list[bytes]:
         """Waits for the records of all ranks, and returns them in rank order.
 
         Raises:
             DistStoreError: The store holds something other than a record.
         """
     def exchange(
-        self, round: str, text: bytes, on_look: Callable[[], None], watch: bool = False
+        self, round: str, text: bytes, on_poll: Callable[[], None], watch: bool = False
     ) -> list[bytes] | None:
         """Posts a text in a round, waits for the texts of all ranks, and returns them in rank order.
 
         With ``watch``, returns None if the records change meanwhile; then gather them again.
         """
-    def say(self, round: str, text: bytes) -> None:
+    def post(self, round: str, text: bytes) -> None:
         """Posts a text in a round; does not wait."""
-    def silent(self, round: str) -> list[int]:
+    def missing(self, round: str) -> list[int]:
         """Returns the other ranks that have posted nothing in a round."""
     def tell(self, text: str) -> None:
         """Publishes a fault for the other ranks, unless one was published before."""

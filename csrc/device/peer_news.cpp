@@ -9,14 +9,12 @@
 #include "../base/error.hpp"
 #include "../base/log.hpp"
 #include "../base/thread.hpp"
-#include "../group/told_fault.hpp"
 
 namespace fastcoll {
 namespace {
 
 constexpr Milliseconds kTick{1000};
 constexpr Milliseconds kPoll{50};
-constexpr int kPatience = 5;  // failures of the store in a row, after which it is not polled
 
 std::string progressKey(const Meeting& meeting, int rank) {
   return concat(meeting.instance, "/progress/", rank);
@@ -29,6 +27,7 @@ PeerNews::PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
+      errors_(store_, [this](std::function<void()> job) { enqueue(std::move(job)); }),
       communicators_(std::move(communicators)),
       progress_(size) {}
 
@@ -45,26 +44,36 @@ void PeerNews::startLocked() {
 }
 
 std::string PeerNews::heard() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return heard_;
+  const auto first = errors_.first();
+  return first ? first->text : "";
 }
 
-void PeerNews::tell(std::string cause, std::string progress, Milliseconds patience) {
+/// The keys also of meetings with one rank alone: that rank passes the fault on to its other peers.
+std::vector<std::string> PeerNews::faultKeys() const {
+  std::vector<std::string> keys;
+  for (const Meeting& meeting : communicators_->meetings()) {
+    keys.push_back(faultKey(meeting.instance));
+  }
+  return keys;
+}
+
+void PeerNews::enqueue(std::function<void()> job) {
   const std::lock_guard<std::mutex> lock(mutex_);
   startLocked();
-  telling_ = Telling{std::move(cause), std::move(progress), patience};
+  jobs_.push_back(std::move(job));
   changed_.notify_all();
 }
 
-std::optional<std::string> PeerNews::answers() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!answered_) return std::nullopt;
-  return sentence();
+void PeerNews::tell(const std::string& cause, std::string progress, Milliseconds patience) {
+  const std::string mine = cause.empty() ? heard() : concat("rank ", rank_, ": ", cause);
+  errors_.publish(faultKeys(), {ErrorKind::Backend, mine}, Milliseconds(0));
+  reports_ = !cause.empty();
+  enqueue([this, progress = std::move(progress), patience] { exchange(progress, patience); });
 }
 
-std::string PeerNews::answersSoFar() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return sentence();
+std::optional<std::string> PeerNews::answers() const {
+  if (!answered_) return std::nullopt;
+  return answersSoFar();
 }
 
 void PeerNews::stop(Milliseconds grace) noexcept {
@@ -78,68 +87,30 @@ void PeerNews::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "fastcoll-news");
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait_for(lock, kTick, [this] { return closed_ || telling_; });
+    changed_.wait_for(lock, kTick, [this] { return closed_ || !jobs_.empty(); });
     // Report a fault even if the group ends right after it: the other ranks wait for the report.
-    if (auto telling = std::exchange(telling_, std::nullopt)) {
+    if (!jobs_.empty()) {
+      const auto job = std::move(jobs_.front());
+      jobs_.pop_front();
       lock.unlock();
-      announce(*telling);
-      ask(*telling);
+      job();
       lock.lock();
-      answered_ = true;
-    } else if (closed_) {
-      break;
-    } else {
-      const auto onTick = onTick_;
-      const bool looks = !answered_ && heard_.empty() && failures_ < kPatience;
-      lock.unlock();
-      if (onTick) onTick();
-      if (looks) look();
-      lock.lock();
+      continue;
     }
+    if (closed_) break;
+    const auto onTick = onTick_;
+    lock.unlock();
+    if (onTick) onTick();
+    if (!answered_) errors_.check(faultKeys(), Milliseconds(0));
+    lock.lock();
   }
   running_ = false;
   changed_.notify_all();
 }
 
-void PeerNews::look() {
-  for (const Meeting& meeting : communicators_->meetings()) {
-    std::optional<ToldFault> fault;
-    try {
-      fault = readFault(*store_, faultKey(meeting.instance));
-      failures_ = 0;
-      if (!fault) continue;
-    } catch (const std::exception&) {
-      ++failures_;  // the store may end before the group does
-      return;
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (heard_.empty()) heard_ = fault->text;
-  }
-}
-
-/// Also to ranks that share only a pair's meeting with this rank: they pass it on to theirs.
-void PeerNews::announce(const Telling& telling) {
-  try {
-    for (const Meeting& meeting : communicators_->meetings()) {
-      store_->set(progressKey(meeting, rank_), telling.progress);
-      const std::string mine =
-          telling.cause.empty() ? heard() : concat("rank ", rank_, ": ", telling.cause);
-      const ToldFault first =
-          writeFault(*store_, faultKey(meeting.instance), {ErrorKind::Backend, mine});
-      // This rank's fault may only be a consequence of that one.
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!telling.cause.empty() && first_.empty() &&
-          first.text.rfind(concat("rank ", rank_, ": "), 0) != 0) {
-        first_ = first.text;
-      }
-    }
-  } catch (const std::exception& error) {
-    log(LogLevel::Warn, concat("the store failed while a fault was reported: ", error.what()));
-  }
-}
-
-void PeerNews::ask(const Telling& telling) {
-  const auto until = deadlineAfter(Clock::now(), telling.patience);
+/// Posts this rank's progress, and polls for that of the others.
+void PeerNews::exchange(const std::string& progress, Milliseconds patience) noexcept {
+  const auto until = deadlineAfter(Clock::now(), patience);
   std::vector<std::pair<Meeting, int>> open;
   for (const Meeting& meeting : communicators_->meetings()) {
     for (int rank = 0; rank < size_; ++rank) {
@@ -153,6 +124,9 @@ void PeerNews::ask(const Telling& telling) {
     for (const auto& [meeting, rank] : open) asked_.push_back(rank);
   }
   try {
+    for (const Meeting& meeting : communicators_->meetings()) {
+      store_->set(progressKey(meeting, rank_), progress);
+    }
     while (!open.empty() && Clock::now() < until) {
       for (auto it = open.begin(); it != open.end();) {
         std::string said;
@@ -167,20 +141,25 @@ void PeerNews::ask(const Telling& telling) {
       if (!open.empty()) std::this_thread::sleep_for(kPoll);
     }
   } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("the store failed while a fault was reported: ", error.what()));
     const std::lock_guard<std::mutex> lock(mutex_);
     trouble_ = concat(" (the store failed: ", error.what(), ")");
   }
+  answered_ = true;
 }
 
-/// Called under the lock.
-std::string PeerNews::sentence() const {
-  std::string text;
+std::string PeerNews::answersSoFar() const {
+  const std::string first = reports_ ? heard() : "";
+  const bool own = first.rfind(concat("rank ", rank_, ": "), 0) == 0;
+  std::string text = first.empty() || own ? "" : ". Reported before: " + first;
+  const char* comma = ". ";
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<bool> told(progress_.size());
   for (const int rank : asked_) {
     const std::size_t at = rank;
     if (told[at]) continue;
     told[at] = true;
-    text += concat(text.empty() ? ". " : "; ", "rank ", rank);
+    text += concat(std::exchange(comma, "; "), "rank ", rank);
     if (progress_[at].empty()) {
       text += " sends no report";
       continue;
@@ -193,8 +172,7 @@ std::string PeerNews::sentence() const {
     std::getline(parts >> std::ws, under);
     text += concat(" completed call ", completed, " of ", issued, ", under way: ", under);
   }
-  const std::string before = first_.empty() ? "" : ". Reported before: " + first_;
-  return before + text + trouble_;
+  return text + trouble_;
 }
 
 }  // namespace fastcoll

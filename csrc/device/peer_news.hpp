@@ -3,10 +3,12 @@
 //
 // Keys begin with the instance of a meeting, because a store may hold keys of an earlier life of
 // the group. `<instance>/progress/<rank>` is the progress of a rank. The first fault is written
-// under the instance, as on the CPU (group/told_fault.hpp).
+// under the instance, as on the CPU (group/faults.hpp).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,6 +18,7 @@
 
 #include "../base/clock.hpp"
 #include "../base/store.hpp"
+#include "../group/faults.hpp"
 #include "communicators.hpp"
 
 namespace fastcoll {
@@ -32,7 +35,7 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
   std::string heard() const;
   /// Reports this rank's fault and progress to the others; `cause` is "" in answer to their fault.
   /// Then polls for their progress, at most for `patience`. Returns at once.
-  void tell(std::string cause, std::string progress, Milliseconds patience);
+  void tell(const std::string& cause, std::string progress, Milliseconds patience);
   /// The answers of the others, as the end of a sentence; nullopt while some may still come.
   std::optional<std::string> answers() const;
   /// The answers received so far, in the same form.
@@ -41,36 +44,29 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
   void stop(Milliseconds grace) noexcept;
 
  private:
-  struct Telling {
-    std::string cause;
-    std::string progress;
-    Milliseconds patience{};
-  };
   void startLocked();
   void run() noexcept;
-  void look();
-  void announce(const Telling& telling);
-  void ask(const Telling& telling);
-  std::string sentence() const;
+  void enqueue(std::function<void()> job);
+  std::vector<std::string> faultKeys() const;
+  void exchange(const std::string& progress, Milliseconds patience) noexcept;
 
   const int rank_;
   const int size_;
-  const std::unique_ptr<KeyValueStore> store_;  // used by the thread alone
+  const std::shared_ptr<KeyValueStore> store_;  // used by the thread alone
+  ErrorChannel errors_;                         // its jobs run on the thread
   const std::shared_ptr<Communicators> communicators_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::function<void()> onTick_;
-  int failures_ = 0;  // of the store, in a row
+  std::deque<std::function<void()>> jobs_;  // that use the store
   bool running_ = false;
   bool closed_ = false;
-  std::string heard_;
-  std::optional<Telling> telling_;
   std::vector<int> asked_;             // ranks
   std::vector<std::string> progress_;  // of each rank, or ""
-  std::string first_;                  // the fault that another rank reported before this one
   std::string trouble_;                // of the store
-  bool answered_ = false;
+  std::atomic<bool> reports_{false};   // a fault of this rank, not of another one
+  std::atomic<bool> answered_{false};
 };
 
 }  // namespace fastcoll

@@ -28,7 +28,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
     : config_(std::move(config)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
-      firstFault_(store_),
+      errors_(store_, runOnWorker),
       makeNetwork_(std::move(makeNetwork)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {
@@ -107,8 +107,8 @@ void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
   if (memory_ != nullptr && memory_->aborted()) {
     memory_->throwAborted(prefix(call, seq));
   }
-  if (interrupted_) {
-    throw Error(faultKind_, prefix(call, seq) + "the group failed before: " + fault_);
+  if (fault_) {
+    throw Error(fault_->kind, prefix(call, seq) + "the group failed before: " + fault_->text);
   }
 }
 
@@ -352,8 +352,8 @@ std::uint64_t CpuEngine::sequence() const {
 
 bool CpuEngine::faulted(ErrorKind* kind) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (kind != nullptr) *kind = faultKind_;
-  return interrupted_ || (memory_ != nullptr && memory_->aborted());
+  if (kind != nullptr) *kind = fault_.value_or(PublishedError{}).kind;
+  return fault_ || (memory_ != nullptr && memory_->aborted());
 }
 
 EngineInfo CpuEngine::info() const {

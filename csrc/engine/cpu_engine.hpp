@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "../algorithms/algorithm.hpp"
@@ -20,7 +21,6 @@
 #include "../group/rendezvous.hpp"
 #include "../hosts/spanning.hpp"
 #include "../trace/trace.hpp"
-#include "first_fault.hpp"
 #include "point_to_point.hpp"
 
 namespace fastcoll {
@@ -122,9 +122,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void runOne(Request& request);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
-  std::optional<ToldFault> toldByNow(const std::string& key) const noexcept;
-  ToldFault whoBroke(const std::string& text) const noexcept;
-  ToldFault whyLost(int peer, const std::string& text) noexcept;
+  PublishedError explain(int peer, const std::string& text) const noexcept;
   template <typename Connect>
   void connect(Connect connect);
   std::shared_ptr<Network> network();
@@ -146,8 +144,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::string prefix(const char* call, std::uint64_t seq) const;
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
-  ToldFault tellPeers(const ToldFault& fault) noexcept;
-  bool hasTold() const;
+  PublishedError tellPeers(const PublishedError& fault) noexcept;
   void checkPeers(const std::string& prefix) const;
 
   const EngineConfig config_;
@@ -156,7 +153,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::atomic<int> lingerMicros_{0};  // while waiting for another thread of this process
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
-  mutable FirstFault firstFault_;
+  mutable ErrorChannel errors_;
   const MakeNetwork makeNetwork_;
   std::shared_ptr<Network> network_;
   std::mutex networkMutex_;
@@ -178,10 +175,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::uint64_t sequence_ = 0;  // of the last admitted collective
   bool workerAwake_ = false;
   bool closed_ = false;
-  std::atomic<bool> refused_{false};  // a call was refused because the group has failed
-  bool interrupted_ = false;          // this rank has aborted the group, for the reason below
-  ErrorKind faultKind_ = ErrorKind::Backend;
-  std::string fault_;
+  std::atomic<bool> refused_{false};     // a call was refused because the group has failed
+  std::optional<PublishedError> fault_;  // for which this rank has aborted the group
   std::atomic<bool> spinDecided_{false};
   std::atomic<TimePoint> nextSpinLook_{TimePoint{}};
 };

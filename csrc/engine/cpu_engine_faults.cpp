@@ -17,63 +17,47 @@ constexpr Milliseconds kWhoBroke{500};
 
 }  // namespace
 
-ToldFault CpuEngine::tellPeers(const ToldFault& fault) noexcept {
+PublishedError CpuEngine::tellPeers(const PublishedError& fault) noexcept {
   if (rendezvous_ == nullptr) return fault;
   try {
-    return firstFault_.tell(rendezvous_->faultKeys(), fault, kTelling);
+    return errors_.publish(rendezvous_->faultKeys(), fault, kTelling);
   } catch (const std::exception&) {
     return fault;
   }
 }
 
 void CpuEngine::checkPeers(const std::string& prefix) const {
-  if (const auto fault = firstFault_.heard(rendezvous_->faultKeys()[0], Milliseconds(0))) {
+  if (const auto fault = errors_.check({rendezvous_->faultKeys()[0]}, Milliseconds(0))) {
     throw Error(fault->kind, prefix + fault->text);
   }
 }
 
-/// The fault under the key by now. The first answer may be of a read that began before this call,
-/// so read twice.
-std::optional<ToldFault> CpuEngine::toldByNow(const std::string& key) const noexcept {
-  for (int question = 0; question < 2; ++question) {
-    if (auto told = firstFault_.heard(key, kTelling)) return told;
-  }
-  return std::nullopt;
-}
-
-/// Why a connection to another host broke: the fault that a rank wrote, or that a process ended.
-ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
-  ToldFault fault{ErrorKind::Backend, text};
+/// Why the connection to a peer broke, or (-1) one of a collective: the fault that a rank
+/// published, or that a process has ended.
+PublishedError CpuEngine::explain(int peer, const std::string& text) const noexcept {
+  const bool known = peer >= 0;
+  PublishedError fault{ErrorKind::Backend,
+                       known ? brokeOff(memory_->memberName(peer), text) : text};
   try {
-    const auto began = Clock::now(), told = began + kTelling;
-    const std::string key = rendezvous_->faultKeys()[0];
-    while (Clock::now() < began + kWhoBroke) {
-      if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
-      // An ended process may have sent a close notice before. Give its peers time to write a fault.
-      const std::string ended = Clock::now() < told ? "" : rendezvous_->endedProcesses();
-      if (!ended.empty()) {
-        if (auto first = toldByNow(key)) return *first;
-        fault.text = concat(ended, ": connection closed by peer (process died); ", text);
-        return fault;
+    const auto began = Clock::now(), until = began + (known ? kTelling : kWhoBroke);
+    const std::string key = known ? rendezvous_->faultKeyOf(peer) : rendezvous_->faultKeys()[0];
+    while (Clock::now() < until) {
+      if (auto first = errors_.check({key}, Milliseconds(20))) return *first;
+      std::string ended;
+      if (known) {
+        if (rendezvous_->hasEnded(peer)) ended = memory_->memberName(peer);
+      } else if (Clock::now() >= began + kTelling) {
+        // An ended process may have sent a close notice before, so its peers had time to publish.
+        ended = rendezvous_->endedProcesses();
       }
-      std::this_thread::sleep_for(Milliseconds(5));
-    }
-  } catch (const std::exception&) {
-  }
-  return fault;
-}
-
-/// Why a point-to-point connection broke: the fault that the peer wrote, or that it has ended.
-ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
-  ToldFault fault{ErrorKind::Backend, brokeOff(memory_->memberName(peer), text)};
-  try {
-    const std::string key = rendezvous_->faultKeyOf(peer);
-    for (const auto until = Clock::now() + kTelling; Clock::now() < until;) {
-      if (auto told = firstFault_.heard(key, Milliseconds(20))) return *told;
-      if (rendezvous_->hasEnded(peer)) {  // it may have written a fault before
-        if (auto told = toldByNow(key)) return *told;
-        fault.text = concat(memory_->memberName(peer), ": connection closed by peer (process died)",
-                            kReadLog);
+      if (!ended.empty()) {
+        // It may have published a fault before. The first answer may be of a read that began before
+        // this call, so read twice.
+        for (int read = 0; read < 2; ++read) {
+          if (auto first = errors_.check({key}, kTelling)) return *first;
+        }
+        fault.text = concat(ended, ": connection closed by peer (process died)",
+                            known ? kReadLog : "; " + text);
         break;
       }
       std::this_thread::sleep_for(Milliseconds(5));
@@ -85,26 +69,20 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
 
 /// Fails the group with this rank's fault. Throws that fault, or the one that came first.
 void CpuEngine::failHere(const Request& request, const Error& error) {
-  ToldFault fault{error.kind(), causeOf(error)};
+  PublishedError fault{error.kind(), causeOf(error)};
   const std::string own = fault.text;
-  if (isUnexplained(error)) fault = whoBroke(own);
+  if (isUnexplained(error)) fault = explain(-1, own);
   abort(fault.kind, fault.text);
   takeConnectionsBack();
   const Path path = path_.load(std::memory_order_acquire);
   if (path == Path::Undecided || path == Path::Spanning) {
     std::lock_guard<std::mutex> lock(mutex_);
-    fault = {faultKind_, fault_};
+    if (fault_) fault = *fault_;
   }
   // The late rank's own error is more precise than the others' error.
   const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
   if (late || fault.text == own) throw error;
   throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
-}
-
-/// Whether this rank has already failed, and written that for the other hosts.
-bool CpuEngine::hasTold() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return interrupted_;
 }
 
 /// Called after a collective and its group have failed, before the caller gets the error.
@@ -121,21 +99,21 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forkGeneration_ != forkGeneration()) return;  // a forked child has no part in the group
   config_.failing();
   try {
-    ToldFault fault{kind, cause};
+    PublishedError fault{kind, cause};
     // Shared memory notifies only the ranks of this host.
     const Path path = path_.load(std::memory_order_acquire);
-    const bool told = path == Path::Spanning ? hasTold() : path == Path::Shared || faulted();
+    bool told = path == Path::Shared || (path != Path::Spanning && faulted());
+    if (path == Path::Spanning) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      told = fault_.has_value();
+    }
     if (!told) fault = tellPeers(fault);
     if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
     if (rendezvous_ != nullptr) rendezvous_->cancel();
     PointToPoint* pointToPoint = nullptr;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!interrupted_) {
-        interrupted_ = true;
-        faultKind_ = fault.kind;
-        fault_ = fault.text;
-      }
+      if (!fault_) fault_ = fault;
       changed_.notify_all();
       pointToPoint = pointToPoint_.get();
     }

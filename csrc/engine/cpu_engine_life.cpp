@@ -123,7 +123,7 @@ PointToPoint& CpuEngine::madePointToPoint() {
     setup.stores = config_.settings.storesChoice();
     setup.failing = config_.failing;
     setup.tellUnmet = [this] {
-      ToldFault fault;
+      PublishedError fault;
       memory_->recorded(fault.kind, fault.text);
       tellPeers(fault);
     };
@@ -139,7 +139,7 @@ PointToPoint& CpuEngine::madePointToPoint() {
       }
     };
     setup.network = [this] { return network(); };
-    setup.whyLost = [this](int peer, const std::string& text) { return whyLost(peer, text); };
+    setup.whyLost = [this](int peer, const std::string& text) { return explain(peer, text); };
     setup.owner = weak_from_this();
     auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, setup);
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -31,7 +31,7 @@ std::string cameKey(std::uint64_t nonce) {
 bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
   for (const int rank : peers) {
     std::string vote;
-    if (rank == memory_.rank() || !roster_.said(kVotes, rank, vote) || vote == kShared) continue;
+    if (rank == memory_.rank() || !roster_.get(kVotes, rank, vote) || vote == kShared) continue;
     why = reasonOf(vote);
     return true;
   }
@@ -69,7 +69,7 @@ void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason)
 std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds timeout) {
   const auto began = Clock::now();
   int look = 0;
-  const auto& values = roster_.gather(believes(), [&] {
+  const auto& values = roster_.gather(isCurrent(), [&] {
     throwIfCancelled();
     if (Clock::now() >= deadline) gatheredTooLate(timeout);
     if (++look % 8 != 0) return;
@@ -136,7 +136,7 @@ std::string Rendezvous::missingOf(const std::vector<int>& peers) {
     const auto& record = records_[peer];
     if (bind(record, kAnswer)) continue;
     std::string vote;
-    const bool voted = roster_.said(kVotes, peer, vote);
+    const bool voted = roster_.get(kVotes, peer, vote);
     missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (", nameOf(record),
                       stateOf(record), ") ",
                       voted ? "cannot be reached over its unix socket"
@@ -170,7 +170,7 @@ std::optional<std::string> Rendezvous::bindAll(const std::vector<int>& peers, Ti
 /// also one that this rank need not meet: the others may have detected that and left.
 bool Rendezvous::membersChanged() {
   requireToBeAlone();
-  if (roster_.changed(believes())) return true;
+  if (roster_.changed(isCurrent())) return true;
   throwIfTold(faultKey(roster_.id()));
   lookAtNext();  // one may have failed before it had the roster
   for (const auto& record : records_) {
@@ -186,11 +186,11 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
                                           Milliseconds timeout) {
   int look = 0;
   bool restart = false;
-  const auto onLook = [&] {
+  const auto onPoll = [&] {
     throwIfCancelled();
     if (Clock::now() >= deadline) {
       std::string missing, undecided;
-      for (const int rank : roster_.silent(kVotes)) {  // some may wait for ranks of their hosts
+      for (const int rank : roster_.missing(kVotes)) {  // some may wait for ranks of their hosts
         auto& list = hasCome(records_[rank]) ? undecided : missing;
         list += concat(list.empty() ? "" : ", ", rank);
       }
@@ -202,7 +202,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
     }
     if (++look % 8 == 0) restart = membersChanged();
   };
-  auto votes = roster_.exchange(kVotes, own, onLook, [&] { return restart; });
+  auto votes = roster_.exchange(kVotes, own, onPoll, [&] { return restart; });
   if (!votes) return {};
   if (own != kShared && (*votes)[memory_.rank()] == kShared) {
     throw Error(ErrorKind::Store,

@@ -23,13 +23,13 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto posted = [&](int rank) -> std::optional<std::string> {
     GroupRecord record{};
     std::string text;
-    if (!read(rank, record) || !barriers_.said(round, rank, text)) return std::nullopt;
+    if (!read(rank, record) || !barriers_.get(round, rank, text)) return std::nullopt;
     const std::string nonce = std::to_string(record.nonce);
     if (text.rfind(nonce, 0) != 0) return std::nullopt;
     return text.substr(nonce.size());
   };
   if (id.rank != 0) {
-    barriers_.say(round, own);
+    barriers_.post(round, own);
     std::optional<std::string> verdict;
     // Rank 0 decides. It may have begun its wait later, so this rank waits a little longer.
     const auto last = deadlineAfter(deadline, Milliseconds(500));
@@ -56,10 +56,10 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     missing.erase(std::remove_if(missing.begin(), missing.end(),
                                  [&](int rank) { return posted(rank).has_value(); }),
                   missing.end());
-    if (missing.empty()) return barriers_.say(round, own + "ok");
+    if (missing.empty()) return barriers_.post(round, own + "ok");
     if (late) break;
   }
-  barriers_.say(round, own + "missing");
+  barriers_.post(round, own + "missing");
   if (!waitAllRanks) missing.resize(1);
   std::string ranks;
   for (const int rank : missing) ranks += concat(ranks.empty() ? "" : ", ", rank);

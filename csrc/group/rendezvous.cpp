@@ -102,7 +102,7 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 void Rendezvous::throwIfTold(const GroupRecord& by) {
   const std::string key = faultKey(by.nonce);
   const auto fault = readFault(store_, key);
-  if (fault && fault->toldAt >= made_) throwIfTold(key);
+  if (fault && fault->publishedAt >= made_) throwIfTold(key);
 }
 
 /// Throws the fault of the ranks that agreed, if they have.
@@ -118,20 +118,20 @@ void Rendezvous::throwIfGroupTold() {
 void Rendezvous::throwIfTold(const std::string& key) {
   const auto fault = readFault(store_, key);
   if (!fault) return;
-  const bool late = fault->kind == ErrorKind::Timeout && came_ > fault->toldAt;
+  const bool late = fault->kind == ErrorKind::Timeout && came_ > fault->publishedAt;
   if (late) throw CameLate(fault->kind, prefix() + cameLate(*fault));
   throw GroupLost(fault->kind, prefix() + fault->text);
 }
 
 /// The error of a rank that arrives after the others have timed out. They can only name it as
 /// missing.
-std::string Rendezvous::cameLate(const ToldFault& fault) const {
+std::string Rendezvous::cameLate(const PublishedError& fault) const {
   const auto seconds = [](double milliseconds) {
     char text[32];
     std::snprintf(text, sizeof text, "%.1f s", milliseconds / 1e3);
     return std::string(text);
   };
-  const auto after = static_cast<double>(came_.load() - fault.toldAt);
+  const auto after = static_cast<double>(came_.load() - fault.publishedAt);
   const auto idle = static_cast<double>(nanosecondsSinceBoot() - own_.createdAt) / 1e6;
   const auto before = static_cast<double>(own_.createdAt - own_.processBegan) / 1e6;
   return concat(
@@ -240,7 +240,7 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
   return true;
 }
 
-Roster::Believes Rendezvous::believes() const {
+Roster::IsCurrent Rendezvous::isCurrent() const {
   return [this](int rank, const std::string& value) {
     GroupRecord record{};
     if (!parse(rank, value, record)) return false;
@@ -269,10 +269,10 @@ void Rendezvous::requireToBeAlone() {
   GroupRecord stored{};
   std::memcpy(&stored, mine.data(), sizeof stored);
   if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
-  throw GroupLost(ErrorKind::Backend,
-                  concat(prefix(), "another process (pid ", stored.pid, ", host ",
-                         text(stored.host), ") joined as rank ", memory_.rank(),
-                         " too. Give every process its own rank."));
+  throw GroupLost(
+      ErrorKind::Backend,
+      concat(prefix(), "another process (pid ", stored.pid, ", host ", text(stored.host),
+             ") joined as rank ", memory_.rank(), " too. Give every process its own rank."));
 }
 
 /// Checks one other rank, the next one each time. Throws if it has failed or its process has ended.

@@ -9,7 +9,7 @@
 //                    from all votes every rank derives which hosts' ranks stay apart
 //   c/<nonce>        the rank has arrived at the first collective, and waits
 //   p/<pair>/<rank>  the rank wants to connect with the other of the pair, for point-to-point
-//   f/<H>            the fault of a rank; see told_fault.hpp
+//   f/<H>            the fault of a rank; see faults.hpp
 //
 // H, the roster's id, is equal on all ranks that accept one roster. A rank that sees another roster
 // starts over with the new H. A key that names H cannot be stale: H is a hash of all records, and
@@ -28,9 +28,9 @@
 #include "../base/error.hpp"
 #include "../base/store.hpp"
 #include "../transport/group_memory.hpp"
+#include "faults.hpp"
 #include "hosts.hpp"
 #include "roster.hpp"
-#include "told_fault.hpp"
 
 namespace fastcoll {
 
@@ -125,7 +125,7 @@ class Rendezvous {
   bool parse(int rank, const std::string& value, GroupRecord& record) const;
   void require(int rank, const GroupRecord& record) const;
   bool read(int rank, GroupRecord& record);
-  Roster::Believes believes() const;
+  Roster::IsCurrent isCurrent() const;
   std::vector<GroupRecord> gather(TimePoint deadline, Milliseconds timeout);
   void lookAtNext();
   void sayThatCame(TimePoint since, Milliseconds timeout);
@@ -142,7 +142,7 @@ class Rendezvous {
   void throwIfTold(const std::string& key);
   void throwIfGroupTold();
   void throwIfTold(const GroupRecord& by);
-  std::string cameLate(const ToldFault& fault) const;
+  std::string cameLate(const PublishedError& fault) const;
   bool bind(const GroupRecord& record, Milliseconds patience);
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote) const;

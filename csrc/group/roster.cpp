@@ -98,7 +98,7 @@ bool Roster::lookForRoster(std::string& encoded, Texts& records) {
          records[rank_] == record_;
 }
 
-const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLook) {
+const Roster::Texts& Roster::gather(const IsCurrent& isCurrent, const OnPoll& onPoll) {
   Texts records(size_);
   std::vector<bool> have(records.size(), false);
   if (rank_ == 0) {
@@ -117,7 +117,7 @@ const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLo
         const std::size_t i = rank;
         if (have[i]) continue;
         try {
-          have[i] = read(rank, records[i]) && believes(rank, records[i]);
+          have[i] = read(rank, records[i]) && isCurrent(rank, records[i]);
         } catch (const Error&) {
           publishRoster();
           throw;
@@ -134,12 +134,12 @@ const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLo
         return records_;
       }
     }
-    onLook();
+    onPoll();
     pause(looks);
   }
 }
 
-bool Roster::changed(const Believes& believes) {
+bool Roster::changed(const IsCurrent& isCurrent) {
   if (id_.empty()) return false;
   if (rank_ != 0) {
     std::string encoded;
@@ -149,21 +149,21 @@ bool Roster::changed(const Believes& believes) {
   for (int rank = 1; rank < size_; ++rank) {
     std::string now;
     if (!read(rank, now) || now == records_[rank]) continue;
-    if (believes(rank, now)) return true;
+    if (isCurrent(rank, now)) return true;
   }
   return false;
 }
 
-void Roster::say(const std::string& round, const std::string& text) {
+void Roster::post(const std::string& round, const std::string& text) {
   put(keys_, roundKey(round, rank_), text);
 }
 
-bool Roster::said(const std::string& round, int rank, std::string& text) {
+bool Roster::get(const std::string& round, int rank, std::string& text) {
   return store_.tryGet(roundKey(round, rank), text);
 }
 
 std::optional<Roster::Texts> Roster::exchange(const std::string& round, const std::string& text,
-                                              const OnLook& onLook,
+                                              const OnPoll& onPoll,
                                               const std::function<bool()>& over) {
   Texts texts(size_);
   std::vector<bool> have(texts.size(), false);
@@ -175,7 +175,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
       texts[0] = text;
       for (int rank = 1; rank < size_; ++rank) {
         const std::size_t i = rank;
-        if (!have[i]) have[i] = said(round, rank, texts[i]);
+        if (!have[i]) have[i] = get(round, rank, texts[i]);
         all = all && have[i];
       }
       if (all) {
@@ -189,7 +189,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
       eraseAll(before);
       return texts;
     }
-    onLook();
+    onPoll();
     if (over && over()) {
       keys_.merge(before);
       return std::nullopt;
@@ -198,7 +198,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
   }
 }
 
-std::vector<int> Roster::silent(const std::string& round) {
+std::vector<int> Roster::missing(const std::string& round) {
   std::vector<int> ranks;
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != rank_ && !store_.has(roundKey(round, rank))) ranks.push_back(rank);

@@ -34,11 +34,11 @@ class Roster {
  public:
   using Texts = std::vector<std::string>;
   /// Called between two reads of the store; ends the wait by an exception.
-  using OnLook = std::function<void()>;
+  using OnPoll = std::function<void()>;
   /// Whether a record is of this instance of the group, as far as is known. May throw for an
   /// invalid record. The roster is then published with that record, so the other ranks read it,
   /// too.
-  using Believes = std::function<bool(int rank, const std::string& record)>;
+  using IsCurrent = std::function<bool(int rank, const std::string& record)>;
 
   /// `folder`: prefix of the group's keys. `record`: this rank's.
   Roster(KeyValueStore& store, std::string folder, int rank, int size, std::string record);
@@ -48,22 +48,22 @@ class Roster {
   /// A rank's current record in the store, also this rank's; false if there is none.
   bool read(int rank, std::string& record);
   /// Waits for a roster other than the one that was gathered before.
-  const Texts& gather(const Believes& believes, const OnLook& onLook);
+  const Texts& gather(const IsCurrent& isCurrent, const OnPoll& onPoll);
   /// The roster's id; "" before there is one. Then the folder must be unique to this instance.
   const std::string& id() const { return id_; }
   /// Whether the store has another roster, or will have. On rank 0: whether a record has changed.
-  bool changed(const Believes& believes);
+  bool changed(const IsCurrent& isCurrent);
 
   /// Posts a text in a round, and waits for the texts of all ranks. nullopt if `over`, which is
   /// called between reads, became true.
   std::optional<Texts> exchange(const std::string& round, const std::string& text,
-                                const OnLook& onLook, const std::function<bool()>& over = {});
+                                const OnPoll& onPoll, const std::function<bool()>& over = {});
   /// Posts a text in a round; does not wait.
-  void say(const std::string& round, const std::string& text);
+  void post(const std::string& round, const std::string& text);
   /// A rank's text in a round; false if there is none yet.
-  bool said(const std::string& round, int rank, std::string& text);
+  bool get(const std::string& round, int rank, std::string& text);
   /// The other ranks without a text in a round.
-  std::vector<int> silent(const std::string& round);
+  std::vector<int> missing(const std::string& round);
   /// Deletes this rank's keys, as far as the store can. An exchange that ends deletes this rank's
   /// keys of the exchange before, which all ranks have read by then.
   void erase() noexcept;

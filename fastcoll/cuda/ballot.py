@@ -79,7 +79,7 @@ class Ballot:
             self.look()
             if time.monotonic() < end:
                 return
-            absent = self._roster.silent(what) or [0]  # rank 0 has not posted the collected texts
+            absent = self._roster.missing(what) or [0]  # rank 0 has not posted the collected texts
             have = "have" if len(absent) > 1 else "has"
             raise self._member.fault(
                 "init",

@@ -93,7 +93,7 @@ class Rendezvous:
 
     def enter(self) -> None:
         """Posts that this rank begins NCCL's init."""
-        self._roster.say("in", b"")
+        self._roster.post("in", b"")
 
     def fail(self, text: str) -> None:
         """Posts that this rank's init failed; the first report counts."""
@@ -107,7 +107,7 @@ class Rendezvous:
 
     def not_entered(self) -> list[int]:
         """Returns the ranks that have not begun NCCL's init."""
-        return self._roster.silent("in")
+        return self._roster.missing("in")
 
     def clean_up(self) -> None:
         """Deletes this rank's keys; call it after NCCL's init succeeded, which is then so on all ranks."""
@@ -161,7 +161,7 @@ class Rendezvous:
             ranks = range(self._member.size)
             absent = [rank for rank in ranks if self._roster.read(rank) is None]
         else:
-            absent = self._roster.silent(round)
+            absent = self._roster.missing(round)
         absent = absent or [0]  # rank 0 has not made the roster
         have = "have" if len(absent) > 1 else "has"
         raise self.timed_out(

@@ -1,0 +1,189 @@
+#include "faults.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "../base/utf8.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr std::size_t kLongest = 1000;
+constexpr int kFailures = 5;  // in a row, after which check() no longer reads the store
+
+// The kinds of fault that other ranks may raise. One rank's bad arguments are not theirs.
+char letterOf(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::Timeout:
+      return 'T';
+    case ErrorKind::Store:
+      return 'S';
+    case ErrorKind::Network:
+      return 'N';
+    default:
+      return 'B';
+  }
+}
+
+std::optional<ErrorKind> kindOf(char letter) {
+  switch (letter) {
+    case 'T':
+      return ErrorKind::Timeout;
+    case 'S':
+      return ErrorKind::Store;
+    case 'N':
+      return ErrorKind::Network;
+    case 'B':
+      return ErrorKind::Backend;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// Replaces bytes that are not UTF-8, such as the rest of a cut character, by question marks.
+void replaceForeign(std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = utf8SequenceAt(text, at);
+    if (length == 0) text[at] = '?';
+    at += std::max<std::size_t>(length, 1);
+  }
+}
+
+/// The format: a letter for the kind, the time in decimal, a space, the text.
+std::optional<PublishedError> parse(const std::string& value) {
+  const auto space = value.find(' ');
+  if (space == std::string::npos || space < 2 || space > 20 || space + 1 == value.size()) {
+    return std::nullopt;
+  }
+  const auto kind = kindOf(value[0]);
+  const std::string time = value.substr(1, space - 1);
+  if (!kind || time.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  PublishedError fault{*kind, value.substr(space + 1, kLongest),
+                       std::strtoll(time.c_str(), nullptr, 10)};
+  for (char& c : fault.text) {
+    if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = ' ';
+  }
+  replaceForeign(fault.text);
+  return fault;
+}
+
+}  // namespace
+
+std::int64_t millisSince1970() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+std::string faultKey(const std::string& hash) {
+  return "fastcoll/f/" + hash;
+}
+
+std::string faultKey(std::uint64_t nonce) {
+  return concat("fastcoll/f/", nonce);
+}
+
+std::optional<PublishedError> readFault(KeyValueStore& store, const std::string& key) {
+  std::string value;
+  if (!store.tryGet(key, value)) return std::nullopt;
+  return parse(value);
+}
+
+PublishedError writeFault(KeyValueStore& store, const std::string& key,
+                          const PublishedError& fault) {
+  const std::string mine =
+      concat(letterOf(fault.kind), millisSince1970(), ' ', fault.text.substr(0, kLongest));
+  return parse(store.setFirst(key, mine)).value_or(fault);
+}
+
+// --- on other threads ---------------------------------------------------------------------------
+
+struct ErrorChannel::Shared {
+  explicit Shared(std::shared_ptr<KeyValueStore> s) : store(std::move(s)) {}
+  const std::shared_ptr<KeyValueStore> store;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<PublishedError> first;
+  bool checking = false;
+  bool publishing = false;
+  int failures = 0;
+};
+
+ErrorChannel::ErrorChannel(std::shared_ptr<KeyValueStore> store, Run run)
+    : shared_(std::make_shared<Shared>(std::move(store))), run_(std::move(run)) {}
+
+// Both start their job under the lock that the job takes at its end. If no thread can be started,
+// the next call tries again.
+
+PublishedError ErrorChannel::publish(std::vector<std::string> keys, const PublishedError& fault,
+                                     Milliseconds patience) noexcept {
+  try {
+    std::unique_lock<std::mutex> lock(shared_->mutex);
+    // Publish an already known fault, too: some rank may read only this rank's keys.
+    const PublishedError mine = shared_->first.value_or(fault);
+    if (keys.empty()) return mine;
+    if (!shared_->publishing) {
+      run_([shared = shared_, keys = std::move(keys), mine] {
+        std::optional<PublishedError> first;
+        try {
+          for (const std::string& key : keys) {
+            PublishedError there = writeFault(*shared->store, key, first.value_or(mine));
+            if (!first) first = std::move(there);
+          }
+        } catch (const std::exception&) {  // without the store each rank detects the fault itself
+        }
+        const std::lock_guard<std::mutex> again(shared->mutex);
+        if (!shared->first) shared->first = first.value_or(mine);
+        shared->changed.notify_all();
+      });
+      shared_->publishing = true;
+    }
+    shared_->changed.wait_for(lock, patience, [this] { return shared_->first.has_value(); });
+    return shared_->first.value_or(fault);
+  } catch (const std::exception&) {  // no thread, no memory
+    return fault;
+  }
+}
+
+std::optional<PublishedError> ErrorChannel::check(std::vector<std::string> keys,
+                                                  Milliseconds patience) noexcept {
+  try {
+    std::unique_lock<std::mutex> lock(shared_->mutex);
+    if (shared_->first) return shared_->first;
+    if (!shared_->checking && shared_->failures < kFailures) {
+      run_([shared = shared_, keys = std::move(keys)] {
+        std::optional<PublishedError> found;
+        bool failed = false;
+        try {
+          for (auto key = keys.begin(); key != keys.end() && !found; ++key) {
+            found = readFault(*shared->store, *key);
+          }
+        } catch (const std::exception&) {
+          failed = true;
+        }
+        const std::lock_guard<std::mutex> again(shared->mutex);
+        shared->checking = false;
+        shared->failures = failed ? shared->failures + 1 : 0;
+        if (found && !shared->first) shared->first = std::move(found);
+        shared->changed.notify_all();
+      });
+      shared_->checking = true;
+    }
+    shared_->changed.wait_for(lock, patience, [this] { return !shared_->checking; });
+    return shared_->first;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<PublishedError> ErrorChannel::first() const {
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  return shared_->first;
+}
+
+}  // namespace fastcoll
