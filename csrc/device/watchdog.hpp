@@ -89,6 +89,11 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
  private:
   enum class Phase { Healthy, Failing, Failed };
 
+  using Callbacks = std::vector<std::function<void()>>;
+  static void collect(InFlightCall& flight, Callbacks& into);
+  /// Calls them on another thread, because they run a user's code.
+  static void callLater(Callbacks callbacks) noexcept;
+
   void watch() noexcept;
   void checkThread() noexcept;
   void endProcessIfDue() noexcept;
