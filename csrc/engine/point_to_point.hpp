@@ -222,6 +222,7 @@ class PointToPoint : public PeerConnections {
   std::optional<bool> waitHere(const PointToPointOp& op, TimePoint until);
   bool sleep(const PointToPointOp* op, Finished& finished, std::chrono::nanoseconds most);
   void needBackground();
+  void warnNoThread(const std::exception& error);
   void wakeBackground();
   void serveInBackground();
 

@@ -118,8 +118,13 @@ bool PointToPoint::takeMet(int rank, Rendezvous::Met met) {
 /// Called under the lock when a peer is needed to which there is no connection.
 void PointToPoint::needConnections() {
   if (connects_ || stopping_ || !setup_.network) return;
-  startJob([this] { connectPeers(); });
-  connects_ = true;
+  try {
+    startJob([this] { connectPeers(); });
+    connects_ = true;
+  } catch (const std::exception& error) {  // no thread: retry at the next look
+    warnNoThread(error);
+    lookAt_ = std::min<TimePoint>(lookAt_, Clock::now() + kLongestPause);
+  }
 }
 
 /// Polls for peers that want to connect, as long as this rank wants to.
@@ -168,11 +173,16 @@ void PointToPoint::connectPeers() {
       break;
     }
     for (const int rank : moved) peers_[rank].elsewhere = false;
-    for (auto& [rank, name] : met) {
+    for (const auto& [rank, name] : met) {
       peers_[rank].connecting = true;
-      const int peer = rank;
-      startJob([this, peer, name = std::move(name)] { connectTo(peer, name); });
       pause = kFirstPause;
+      try {
+        startJob([this, peer = rank, name = name] { connectTo(peer, name); });
+      } catch (const std::exception&) {  // no thread: do it here
+        lock.unlock();
+        connectTo(rank, name);
+        lock.lock();
+      }
     }
     lock.unlock();
     std::this_thread::sleep_for(pause);

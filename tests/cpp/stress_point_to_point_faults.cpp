@@ -1,9 +1,29 @@
-// Point-to-point with senders that leave or die, ranks that abort, and peers that do not arrive.
+// Point-to-point with senders that leave or die, ranks that abort, peers that do not arrive, and a
+// system that starts no thread.
+#include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 
+#include <atomic>
+#include <cerrno>
 #include <thread>
 
+#include "../../csrc/engine/worker_pool.hpp"
 #include "stress_letters.hpp"
+
+// The sanitizers replace this function themselves.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define REFUSES_THREADS
+static std::atomic<bool> refusesThreads{false};
+
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*body)(void*), void* argument) noexcept {
+  if (refusesThreads) return EAGAIN;
+  static const auto next =
+      reinterpret_cast<decltype(&pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+  return next(thread, attributes, body, argument);
+}
+#endif
 
 namespace stress {
 namespace {
@@ -136,12 +156,34 @@ void senderDies(Rank& me) {
   }
 }
 
+#ifdef REFUSES_THREADS
+/// No thread can be started for a while. The message proceeds when one can be.
+void noThread(Rank& me) {
+  const Engine engine = me.group("no thread", onHosts("alone", me));
+  auto& p2p = pointToPoint(*engine);
+  drainWorkers();
+  me.sync();
+  refusesThreads = true;
+  const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, 500000, 9}, me.rank == 0);
+  p2p.submit(transfer);
+  const bool ended = p2p.wait(transfer, Clock::now() + Milliseconds(300));
+  me.sync();
+  refusesThreads = false;
+  REQUIRE(!ended, "a message ended without a connection");
+  REQUIRE(p2p.wait(transfer, Clock::now() + Milliseconds(20000)));
+  transfer->check();
+}
+#endif
+
 }  // namespace
 
 std::vector<Test> pointToPointFaultTests() {
   return {{"sender leaves", senderLeaves, {2}},
           {"point-to-point abort storm", abortStorm, {2, 4}},
           {"late receiver", lateReceiver, {2}},
+#ifdef REFUSES_THREADS
+          {"hosts: no thread can be started", noThread, {2}, false},
+#endif
           {"sender dies", senderDies, {2}, true, 0, false}};
 }
 
