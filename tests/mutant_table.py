@@ -293,7 +293,7 @@ MUTANTS = (
         "NCCL",
         "csrc/device/device_engine.cpp",
         "library_->issue(requests, stream, pair);",
-        "issuer_->issue(requests, calls.front().callers, pair);",
+        "library_->issue(requests, calls.front().callers, pair);",
         ("tests/device/test_device_order.py", "tests/device/test_device_engine.py"),
     ),
     Mutant(
