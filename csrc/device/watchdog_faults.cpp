@@ -7,6 +7,7 @@
 #include "../base/log.hpp"
 #include "../base/thread.hpp"
 #include "../engine/worker_pool.hpp"
+#include "capture.hpp"
 #include "watchdog.hpp"
 
 namespace fastcoll {
