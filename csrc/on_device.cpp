@@ -71,7 +71,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   auto made = std::make_shared<DeviceEngine>(
       std::move(config), deviceFactory()(store, name_, rank_, size_, options_, type),
       std::make_unique<StoreAdapter>(store), onFault);
-  livingDevices().add(made);
+  deviceRegistry().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);
   throwIfOver();  // it may have ended meanwhile
   if (timed_) made->enableTiming();
@@ -85,8 +85,8 @@ void ProcessGroupFastcoll::throwIfOver() const {
   throw Error(ErrorKind::Backend, concat(site("init").prefix(), over_, kInitAgain));
 }
 
-Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
-  static auto* all = new Living<DeviceEngine>;  // outlives static destructors
+WeakRegistry<DeviceEngine>& ProcessGroupFastcoll::deviceRegistry() {
+  static auto* all = new WeakRegistry<DeviceEngine>;  // outlives static destructors
   return *all;
 }
 

@@ -17,8 +17,8 @@ ProcessGroupFastcoll::GlooFactory& glooFactory() {
   return *factory;
 }
 
-Living<CpuEngine>& livingEngines() {
-  static auto* all = new Living<CpuEngine>;  // outlives static destructors
+WeakRegistry<CpuEngine>& engineRegistry() {
+  static auto* all = new WeakRegistry<CpuEngine>;  // outlives static destructors
   return *all;
 }
 
@@ -70,7 +70,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     auto network = networkOf(store_, config.settings);
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           std::move(network));
-    livingEngines().add(engine_);
+    engineRegistry().add(engine_);
     shareTensors();
   });
   beginTrace();
@@ -89,12 +89,12 @@ void ProcessGroupFastcoll::release_resources() {
 }
 
 std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
-  return livingEngines().all();
+  return engineRegistry().all();
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
   trace::stopWatching();
-  for (const auto& device : livingDevices().all()) device->end();
+  for (const auto& device : deviceRegistry().all()) device->end();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }

@@ -1,11 +1,9 @@
 // The c10d::Backend of fastcoll. It validates each call, turns its tensors into a request, and
 // gives it to the engine of their device.
 //
-// process_group.cpp   life, options, groups, abort        calls/             the calls
-// rooted.cpp          collectives with a root             barriers.cpp      barriers
-// point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
+// process_group.cpp   life, options, groups, abort
+// calls/              the calls, their launch on the CPU, and their records in the trace
 // on_device.cpp       launching on a device with streams
-// traced.cpp          the trace's records of calls
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/living.hpp"
 #include "base/log.hpp"
+#include "base/weak_registry.hpp"
 #include "calls/reduction.hpp"
 #include "device/device_engine.hpp"
 #include "engine/abort_hooks.hpp"
@@ -102,7 +100,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   static std::vector<std::shared_ptr<CpuEngine>> live();
   static void shutdownAll();
 
-  // --- collectives (calls, rooted.cpp, sparse.cpp)
+  // --- collectives (calls/)
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -146,7 +144,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
                         const c10d::AllToAllOptions& opts) override;
   WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
 
-  // --- barriers (barriers.cpp)
+  // --- barriers (calls/barriers.cpp)
   WorkRef barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
 
@@ -167,7 +165,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
     std::shared_ptr<const AllReduceOptions> options = nullptr;  // for device tensors
   };
 
-  // traced.cpp
+  // calls/traced.cpp
   void beginTrace();
   void endTrace();
   std::uint32_t traceGroup();
@@ -224,7 +222,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
   WorkRef launchBatch();
   void splitDevice(int color, ProcessGroupFastcoll* child);
-  static Living<DeviceEngine>& livingDevices();
+  static WeakRegistry<DeviceEngine>& deviceRegistry();
   std::function<void()> behindDevice(const c10d::BarrierOptions& opts);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;

@@ -147,45 +147,45 @@ bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list,
   return false;
 }
 
-const at::Tensor& TensorTask::keepPlaceFor(const at::Tensor& tensor, bool apart) {
-  const bool copied = apart || needsStaging(tensor);
+const at::Tensor& TensorTask::keepPlaceFor(const at::Tensor& tensor, bool copy) {
+  const bool copied = copy || needsStaging(tensor);
   alive_.push_back(copied ? at::empty(tensor.sizes(), tensor.options().requires_grad(false))
                           : tensor);
   return alive_.back();
 }
 
-void TensorTask::addInput(Message& message, const at::Tensor& tensor, bool apart) {
+void TensorTask::addInput(Message& message, const at::Tensor& tensor, bool copy) {
   admit(tensor);
   if (tensor.numel() == 0) return;
-  const at::Tensor& place = keepPlaceFor(tensor, apart);
+  const at::Tensor& place = keepPlaceFor(tensor, copy);
   if (!place.is_same(tensor)) before_.push_back({tensor, place});
   message.append(place.data_ptr(), bytesOf(place));
 }
 
-void TensorTask::addOutput(Message& message, const at::Tensor& tensor, bool apart) {
+void TensorTask::addOutput(Message& message, const at::Tensor& tensor, bool copy) {
   admit(tensor);
   if (tensor.numel() == 0) return;
   requireNoOverlap(site, tensor);
-  const at::Tensor& place = keepPlaceFor(tensor, apart);
+  const at::Tensor& place = keepPlaceFor(tensor, copy);
   if (!place.is_same(tensor)) after_.push_back({place, tensor});
   written_.push_back(tensor);
   message.append(place.data_ptr(), bytesOf(place));
 }
 
-void TensorTask::addInput(const at::Tensor& tensor, bool apart) {
+void TensorTask::addInput(const at::Tensor& tensor, bool copy) {
   request.in.resize(1);
-  addInput(request.in[0], tensor, apart);
+  addInput(request.in[0], tensor, copy);
 }
 
-void TensorTask::addOutput(const at::Tensor& tensor, bool apart) {
+void TensorTask::addOutput(const at::Tensor& tensor, bool copy) {
   request.out.resize(1);
-  addOutput(request.out[0], tensor, apart);
+  addOutput(request.out[0], tensor, copy);
 }
 
 std::vector<at::Tensor> TensorTask::rowFor(const std::vector<at::Tensor>& tensors, bool even) {
   for (const at::Tensor& tensor : tensors) admit(tensor);
   if (!even || device_->is_cpu() || tensors[0].numel() == 0) return {};
-  request.joined = true;  // by the call's form: addresses differ from rank to rank
+  request.contiguousParts = true;  // by the call's form: addresses differ from rank to rank
   if (lieInARow(tensors)) return {};
   const auto ranks = static_cast<std::int64_t>(tensors.size());
   return at::empty({ranks, tensors[0].numel()}, tensors[0].options().requires_grad(false)).unbind();
@@ -217,7 +217,7 @@ void TensorTask::addOutputs(const std::vector<at::Tensor>& tensors, bool even) {
 }
 
 void TensorTask::cut(const Message& whole, std::vector<Message>& into) {
-  request.joined = true;
+  request.contiguousParts = true;
   into.resize(site.size);
   const std::size_t each = whole.bytes() / into.size();
   for (std::size_t i = 0; i < into.size() && each > 0; ++i) {

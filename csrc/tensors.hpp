@@ -49,13 +49,13 @@ class TensorTask : public Task {
   /// Several requests, for several dtypes or uneven pieces. While empty, `request` alone is used.
   std::vector<Request> parts;
 
-  /// Adds the bytes of a tensor that is read. `apart`: adds a copy, apart from the other tensors.
-  void addInput(Message& message, const at::Tensor& tensor, bool apart = false);
+  /// Adds the bytes of a tensor that is read. `copy`: adds a copy of it.
+  void addInput(Message& message, const at::Tensor& tensor, bool copy = false);
   /// Adds the bytes of a tensor that is written; throws Error(Value) if its elements overlap.
-  void addOutput(Message& message, const at::Tensor& tensor, bool apart = false);
+  void addOutput(Message& message, const at::Tensor& tensor, bool copy = false);
   /// The same, to the request's only input or output message.
-  void addInput(const at::Tensor& tensor, bool apart = false);
-  void addOutput(const at::Tensor& tensor, bool apart = false);
+  void addInput(const at::Tensor& tensor, bool copy = false);
+  void addOutput(const at::Tensor& tensor, bool copy = false);
   /// Adds a list of tensors, one for each rank; `even`: all have one length. Devices then get them
   /// in a row, copied if needed, because NCCL moves a row by one call.
   void addInputs(const std::vector<at::Tensor>& tensors, bool even);
@@ -91,7 +91,7 @@ class TensorTask : public Task {
   };
   void admit(const at::Tensor& tensor);
   /// Keeps the tensor whose memory is transferred for this one: itself, or an empty copy.
-  const at::Tensor& keepPlaceFor(const at::Tensor& tensor, bool apart);
+  const at::Tensor& keepPlaceFor(const at::Tensor& tensor, bool copy);
   /// A row of memory with a part for each of the tensors; empty if they need none.
   std::vector<at::Tensor> rowFor(const std::vector<at::Tensor>& tensors, bool even);
   /// Cuts a message of one run of memory, and adds a part to the message of each rank.

@@ -128,7 +128,7 @@ MUTANTS = (
         "uneven_split_read_by_the_own_stride",
         "algorithms",
         "csrc/algorithms/all_to_all.cpp",
-        "const Strided theirs(stream.arrivalOf(peer).longest, ranks, kFirst);",
+        "const Strided theirs(stream.signatureOf(peer).longest, ranks, kFirst);",
         "const Strided theirs(longest, ranks, kFirst);",
         ("tests/collectives/test_collectives.py",),
     ),
@@ -168,7 +168,7 @@ MUTANTS = (
     Mutant(
         "sparse_rank_without_entries_expects_scalars",
         "sparse",
-        "csrc/sparse.cpp",
+        "csrc/calls/sparse.cpp",
         "fields[0] == 0 ? densePart(mine) :",
         "fields[0] == 0 ? 1 :",
         ("tests/collectives/test_sparse.py",),
@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "trace_without_the_root",
         "trace",
-        "csrc/traced.cpp",
+        "csrc/calls/traced.cpp",
         "  draft.root = request.root;\n",
         "",
         ("tests/faults/test_trace_records.py", "tests/faults/test_trace_dumps.py"),
@@ -218,8 +218,8 @@ MUTANTS = (
         "rank_that_is_waited_for_named_in_place_of_the_dead",
         "aborts",
         "csrc/transport/segment_stream.cpp",
-        "hopelessCause_ = memory_.causeOfSilence(memberOf(peer),",
-        "hopelessCause_ = memory_.causeOfSilence(memberOf(awaited_),",
+        "stopCause_ = memory_.causeOfSilence(memberOf(peer),",
+        "stopCause_ = memory_.causeOfSilence(memberOf(awaited_),",
         ("tests/faults/test_death.py",),
     ),
     Mutant(
@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant(
         "average_between_hosts_divided_by_hosts",
         "hosts",
-        "csrc/hosts/block_sum.cpp",
+        "csrc/hosts/partial_sum.cpp",
         "static_cast<double>(blocks_.size()) : hosts.size())",
         "static_cast<double>(blocks_.size()) : hosts.count())",
         ("tests/transport/test_hosts.py",),

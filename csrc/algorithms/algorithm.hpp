@@ -42,12 +42,12 @@ struct Request {
   std::vector<Message> out;
   /// The parts of all ranks are contiguous. The form of the call implies it, so it holds on every
   /// rank.
-  bool joined = false;
+  bool contiguousParts = false;
   /// ReduceScatter: `dtype` has 16 bits and `out` is float32, so the sum is not rounded to 16 bits.
-  bool widened = false;
+  bool outputFloat32 = false;
   /// AllReduce: `dtype` is the wire dtype of wider tensors. Partial sums between hosts are rounded
   /// to it too.
-  bool narrowed = false;
+  bool hasWireDtype = false;
   /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
   /// nullptr. The shares of all ranks together are the result.
   double* squares = nullptr;
@@ -57,7 +57,7 @@ struct Request {
   Milliseconds timeout{};
   TimePoint deadline;
 
-  Arrival arrival() const;
+  Signature signature() const;
 };
 
 void oneShotAllReduce(SegmentStream& stream, const Request& request);

@@ -19,12 +19,12 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
   }
   const bool streaming = written >= tuning.streamingBytes;
   const bool mayBeDirect = longest >= tuning.directBytes;
-  Arrival arrival = request.arrival();
-  if (mayBeDirect) arrival.direct = directOffset(stream, request.in);
-  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
+  Signature signature = request.signature();
+  if (mayBeDirect) signature.direct = directOffset(stream, request.in);
+  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
   if (mayBeDirect) {
     DirectRead direct(stream);
-    if (direct.agreed(arrival.direct)) {
+    if (direct.agreed(signature.direct)) {
       for (int i = 1; i < stream.size(); ++i) {
         const int peer = (stream.rank() + i) % stream.size();
         const Message& out = request.out[peer];

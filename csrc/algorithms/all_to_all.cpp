@@ -20,14 +20,14 @@ namespace fastcoll {
 namespace {
 
 /// Every rank compares every pair, so a mismatch between two ranks is an error on all.
-void comparePairs(SegmentStream& stream, const Arrival& arrival) {
+void comparePairs(SegmentStream& stream, const Signature& signature) {
   for (int from = 0; from < stream.size(); ++from) {
     for (int to = 0; to < stream.size(); ++to) {
       const std::uint64_t sent = stream.splitOf(from, to);
       const std::uint64_t expected = stream.expectedBy(to, from);
       if (sent == expected) continue;
       stream.fail(ErrorKind::Backend,
-                  concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
+                  concat("Detected mismatch between collectives on ranks: in ", describe(signature),
                          " rank ", stream.memberOf(to), " expects ", expected, " bytes from rank ",
                          stream.memberOf(from), ", which sends ", sent,
                          ". Give each rank the output splits that match its peers' input splits."));
@@ -85,11 +85,11 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
            Strided(bytes, ranks, kFirst).bytes() <= kFirst;
   };
 
-  Arrival arrival = request.arrival();
-  arrival.longest = longest;
-  arrival.direct = longest >= tuning.directBytes ? directOffset(stream, request.in) : 0;
-  stream.begin(arrival, request.expectedCount, splits.data(), request.deadline, request.timeout);
-  const Segment first = stream.place(kFirst);
+  Signature signature = request.signature();
+  signature.longest = longest;
+  signature.direct = longest >= tuning.directBytes ? directOffset(stream, request.in) : 0;
+  stream.begin(signature, request.expectedCount, splits.data(), request.deadline, request.timeout);
+  const Segment first = stream.reserve(kFirst);
   if (fitsFirst(longest)) {
     stream.fill(first, [&](std::uint8_t* memory, bool streams) {
       return Strided(longest, ranks, kFirst).write(0, stream.rank(), request.in, memory, streams);
@@ -108,37 +108,37 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     return Exchange(stream, tuning, request.in[next], request.out[next].bytes(), bytes);
   };
   std::optional<Segment> guessed;
-  if (arrival.direct == 0 && !fitsFirst(longest)) {
+  if (signature.direct == 0 && !fitsFirst(longest)) {
     if (Exchange::serves(stream, tuning, longest)) {
       guessed = exchangeOf(longest).fill(0);
     } else {
       const Strided strided = cutBy(longest);
-      guessed = stream.place(strided.bytes());
+      guessed = stream.reserve(strided.bytes());
       stream.fill(*guessed, [&](std::uint8_t* memory, bool streams) {
         return fillBy(strided, 0, memory, streams);
       });
     }
   }
   stream.awaitArrivals();
-  comparePairs(stream, arrival);
+  comparePairs(stream, signature);
 
-  bool direct = arrival.direct != 0;
+  bool direct = signature.direct != 0;
   bool alike = true;
   std::size_t longestOfAll = longest;
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == stream.rank()) continue;
-    if (stream.splitOf(peer, stream.rank()) > stream.arrivalOf(peer).longest) {
+    if (stream.splitOf(peer, stream.rank()) > stream.signatureOf(peer).longest) {
       stream.fail(ErrorKind::Backend, concat(stream.memberName(peer),
                                              " announces a longest message "
                                              "that is shorter than the one for rank ",
                                              stream.memberOf(stream.rank())));
     }
-    longestOfAll = std::max<std::size_t>(longestOfAll, stream.arrivalOf(peer).longest);
-    alike = alike && stream.arrivalOf(peer).longest == longest;
-    direct = direct && stream.arrivalOf(peer).direct != 0;
+    longestOfAll = std::max<std::size_t>(longestOfAll, stream.signatureOf(peer).longest);
+    alike = alike && stream.signatureOf(peer).longest == longest;
+    direct = direct && stream.signatureOf(peer).direct != 0;
   }
   if (guessed && !alike) {
-    stream.placeAfter(first);
+    stream.releaseAfter(first);
     guessed.reset();
   }
   if (direct) {
@@ -148,7 +148,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     for (int i = 1; i < ranks; ++i) {
       const int peer = (stream.rank() + i) % ranks;
       const Message& out = request.out[peer];
-      const Strided theirs(stream.arrivalOf(peer).longest, ranks, kFirst);
+      const Strided theirs(stream.signatureOf(peer).longest, ranks, kFirst);
       out.write(0, out.bytes(), stream.await(peer, first) + theirs.place(peer, stream.rank()));
     }
     stream.consume(first);

@@ -6,9 +6,9 @@
 namespace fastcoll {
 
 void barrier(SegmentStream& stream, const Request& request) {
-  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
-  const Segment segment = stream.place(0);
+  const Segment segment = stream.reserve(0);
   stream.publish(segment);
   stream.awaitArrivals();
   stream.consume(segment);

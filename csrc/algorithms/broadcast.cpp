@@ -12,7 +12,7 @@ namespace {
 void receive(SegmentStream& stream, const Message& message, const Cut& cut, int root,
              bool streaming) {
   for (std::size_t s = 0; s < cut.segments; ++s) {
-    const Segment segment = stream.place(cut.length(s));
+    const Segment segment = stream.reserve(cut.length(s));
     if (s == 0) stream.publish(segment);  // announces this rank's arrival only
     message.write(cut.offset(s), cut.length(s), stream.await(root, segment), streaming);
     // The last consume comes last of all, because a peer may free its memory after it.
@@ -29,15 +29,15 @@ void broadcast(SegmentStream& stream, const Request& request, const TuningTable&
   const std::size_t bytes = message.bytes();
   const bool streaming = bytes >= tuning.streamingBytes;
   const bool mayBeDirect = bytes >= tuning.directBytes;
-  Arrival arrival = request.arrival();
-  if (mayBeDirect && root) arrival.direct = directOffset(stream, request.in);
-  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
+  Signature signature = request.signature();
+  if (mayBeDirect && root) signature.direct = directOffset(stream, request.in);
+  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
   if (mayBeDirect) {
     // The root alone decides; the others wait for its decision instead of its first segment.
-    const Segment first = stream.place(0);
+    const Segment first = stream.reserve(0);
     stream.publish(first);
     if (!root) stream.awaitPublished(request.root, first);
-    const std::uint64_t offset = root ? arrival.direct : stream.arrivalOf(request.root).direct;
+    const std::uint64_t offset = root ? signature.direct : stream.signatureOf(request.root).direct;
     if (offset != 0) {
       if (!root) message.write(0, bytes, stream.directOf(request.root, bytes), streaming);
       stream.awaitArrivals();

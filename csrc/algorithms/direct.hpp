@@ -1,7 +1,7 @@
 // If messages already lie in shared memory (allocate_tensor), peers read them in place, without the
 // copy into the ring. This needs the messages of all ranks, so the ranks agree on it:
 //
-//   every rank announces the offset of its message, or 0, with its signature (Arrival::direct);
+//   every rank announces the offset of its message, or 0, with its signature (Signature::direct);
 //   a rank that announced 0 uses the ring and goes on without waiting;
 //   the other ranks wait for all signatures, from which all of them decide alike.
 #pragma once
@@ -25,29 +25,29 @@ inline std::uint64_t directOffset(const SegmentStream& stream, const std::vector
 class DirectRead {
  public:
   /// Places the arrival segment. All ranks must do so, or none.
-  explicit DirectRead(SegmentStream& stream) : stream_(stream), arrival_(stream.place(0)) {}
+  explicit DirectRead(SegmentStream& stream) : stream_(stream), first_(stream.reserve(0)) {}
 
   /// True, on all ranks alike, if every rank announced an offset.
   bool agreed(std::uint64_t own) {
     if (own == 0) return false;
-    stream_.publish(arrival_);
+    stream_.publish(first_);
     stream_.awaitArrivals();
     for (int peer = 0; peer < stream_.size(); ++peer) {
-      if (peer != stream_.rank() && stream_.arrivalOf(peer).direct == 0) return false;
+      if (peer != stream_.rank() && stream_.signatureOf(peer).direct == 0) return false;
     }
     return true;
   }
   /// Call it once this rank has read all that it needs. Returns when no peer reads this rank's
   /// message any more.
   void finish() {
-    stream_.consume(arrival_);
-    stream_.awaitConsumed(arrival_);
+    stream_.consume(first_);
+    stream_.awaitConsumed(first_);
     stream_.end();
   }
 
  private:
   SegmentStream& stream_;
-  const Segment arrival_;
+  const Segment first_;
 };
 
 }  // namespace fastcoll

@@ -39,7 +39,7 @@ class Exchange {
 
   /// Places segment s, the next one, and fills it. It waits for a position published long before.
   Segment fill(std::size_t s) {
-    const Segment segment = stream_.place(half(cut_.step), true);
+    const Segment segment = stream_.reserve(half(cut_.step), true);
     stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
       const std::size_t length = half(cut_.length(s, in_.bytes()));
       in_.read(cut_.offset(s), length, memory, streaming);

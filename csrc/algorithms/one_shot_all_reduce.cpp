@@ -12,9 +12,9 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   const Message& in = request.in[0];
   const std::size_t bytes = in.bytes();
   SegmentReducer reducer(request, stream.size());
-  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
-  const Segment segment = stream.place(bytes);
+  const Segment segment = stream.reserve(bytes);
   stream.fill(segment, [&](std::uint8_t* to, bool streaming) {
     in.read(0, bytes, to, streaming);
     return bytes;

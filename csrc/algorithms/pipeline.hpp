@@ -13,7 +13,7 @@ template <typename Bytes, typename Fill, typename Drain>
 void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, Fill fill,
                       Drain drain, const Segment* filled = nullptr) {
   const auto publish = [&](std::size_t s) {
-    const Segment segment = stream.place(bytes(s));
+    const Segment segment = stream.reserve(bytes(s));
     stream.fill(segment,
                 [&](std::uint8_t* memory, bool streaming) { return fill(s, memory, streaming); });
     stream.publish(segment);
@@ -52,7 +52,7 @@ struct Cut {
 inline void publishAll(SegmentStream& stream, const Message& message, const Cut& cut) {
   Segment segment;
   for (std::size_t s = 0; s < cut.segments; ++s) {
-    segment = stream.place(cut.length(s));
+    segment = stream.reserve(cut.length(s));
     stream.fill(segment, [&](std::uint8_t* memory, bool streaming) {
       message.read(cut.offset(s), cut.length(s), memory, streaming);
       return cut.length(s);

@@ -17,12 +17,12 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
   const std::size_t bytes = own.bytes();
   SegmentReducer reducer(request, stream.size());
   const bool mayBeDirect = bytes >= tuning.directBytes;
-  Arrival arrival = request.arrival();
-  if (mayBeDirect) arrival.direct = directOffset(stream, request.in);
-  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
+  Signature signature = request.signature();
+  if (mayBeDirect) signature.direct = directOffset(stream, request.in);
+  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
   if (mayBeDirect) {
     DirectRead direct(stream);
-    if (direct.agreed(arrival.direct)) {
+    if (direct.agreed(signature.direct)) {
       const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
       for (std::size_t s = 0; s < cut.segments; ++s) {
         const std::size_t offset = mine * bytes + cut.offset(s);

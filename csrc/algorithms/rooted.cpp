@@ -13,7 +13,7 @@ namespace {
 template <typename Drain>
 void readAll(SegmentStream& stream, const Cut& cut, Drain drain) {
   for (std::size_t s = 0; s < cut.segments; ++s) {
-    const Segment segment = stream.place(cut.length(s));
+    const Segment segment = stream.reserve(cut.length(s));
     if (s == 0) stream.publish(segment);  // announces this rank's arrival only
     drain(s, segment);
     stream.consume(segment);  // all peers have arrived: this rank has read a segment of each
@@ -27,7 +27,7 @@ void gather(SegmentStream& stream, const Request& request, const TuningTable& tu
   const Cut cut(in.bytes(), segmentLimit(stream, tuning, in.bytes()));
   const bool streaming =
       in.bytes() * static_cast<std::size_t>(stream.size()) >= tuning.streamingBytes;
-  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
   if (stream.rank() != request.root) {
     publishAll(stream, in, cut);
@@ -50,7 +50,7 @@ void reduce(SegmentStream& stream, const Request& request, const TuningTable& tu
   const std::size_t limit = segmentLimit(stream, tuning, in.bytes());
   const Cut cut(in.bytes(), std::max(element, limit / element * element));
   SegmentReducer reducer(request, stream.size());
-  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
   if (stream.rank() != request.root) {
     publishAll(stream, in, cut);
@@ -74,10 +74,10 @@ void scatter(SegmentStream& stream, const Request& request, const TuningTable& t
   const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
   const Cut& cut = strided.cut;
   const bool streaming = bytes >= tuning.streamingBytes;
-  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
   for (std::size_t s = 0; s < cut.segments; ++s) {
-    const Segment segment = stream.place(strided.bytes());
+    const Segment segment = stream.reserve(strided.bytes());
     if (root) {
       stream.fill(segment, [&](std::uint8_t* memory, bool streams) {
         return strided.write(s, request.root, request.in, memory, streams);

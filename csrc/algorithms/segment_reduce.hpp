@@ -13,9 +13,9 @@ namespace fastcoll {
 class SegmentReducer {
  public:
   SegmentReducer(const Request& request, int ranks)
-      : result_(request.widened ? DType::Float32 : request.dtype),
+      : result_(request.outputFloat32 ? DType::Float32 : request.dtype),
         kernel_(reduceFunction(result_, request.op)),
-        cast_(request.widened ? &wireCast(request.dtype) : nullptr),
+        cast_(request.outputFloat32 ? &wireCast(request.dtype) : nullptr),
         element_(elementSize(request.dtype)),
         widening_(elementSize(result_) / element_),
         factor_(request.factor),

@@ -72,7 +72,7 @@ class Pipeline {
   Segment publishInput(std::size_t s) {
     // Pieces never grow with the rank, so the last rank leaves out the least.
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
-    const Segment segment = stream_.place(most * element_, true);
+    const Segment segment = stream_.reserve(most * element_, true);
     stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
       for (int i = 1; i < stream_.size(); ++i) {
         const int to = (stream_.rank() + i) % stream_.size();
@@ -128,12 +128,12 @@ void segmentedAllReduce(SegmentStream& stream, const Request& request, const Tun
   const Message& in = request.in[0];
   const std::uint8_t* data = in.contiguous(0, in.bytes());
   const bool mayBeDirect = in.bytes() >= tuning.directAllReduceBytes;
-  Arrival arrival = request.arrival();
+  Signature signature = request.signature();
   if (mayBeDirect && data == request.out[0].contiguous(0, in.bytes())) {
-    arrival.direct = directOffset(stream, request.in);
+    signature.direct = directOffset(stream, request.in);
   }
-  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
-  if (mayBeDirect && directAllReduce(stream, request, tuning, arrival.direct)) return;
+  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+  if (mayBeDirect && directAllReduce(stream, request, tuning, signature.direct)) return;
   Pipeline(stream, request, tuning).run();
 }
 

@@ -11,17 +11,17 @@ AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes,
   return fits ? AllReduceAlgorithm::OneShot : AllReduceAlgorithm::Segmented;
 }
 
-Arrival Request::arrival() const {
-  Arrival arrival{};
-  arrival.seq = seq;
-  arrival.count = count;
-  arrival.factor = factor;
-  arrival.root = root;
-  arrival.collective = collective;
-  arrival.dtype = dtype;
-  arrival.op = op;
-  arrival.narrowed = narrowed;
-  return arrival;
+Signature Request::signature() const {
+  Signature signature{};
+  signature.seq = seq;
+  signature.count = count;
+  signature.factor = factor;
+  signature.root = root;
+  signature.collective = collective;
+  signature.dtype = dtype;
+  signature.op = op;
+  signature.hasWireDtype = hasWireDtype;
+  return signature;
 }
 
 void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning) {

@@ -34,7 +34,7 @@ void addTensors(TensorTask& task, Request& request, const Tensors& tensors,
                 const c10d::ReduceOp& op, const Fusion* fusion) {
   const DType dtype = dtypeOf(tensors[0].scalar_type());
   const Message empty = setWire(task, request, dtype, fusion);
-  request.narrowed = request.dtype != dtype;
+  request.hasWireDtype = request.dtype != dtype;
   request.in.assign(1, empty);
   request.out.assign(1, empty);
   request.count = 0;

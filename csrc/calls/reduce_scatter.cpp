@@ -19,8 +19,8 @@ WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, const Tensors&
   Request& request = task->request;
   const DType to = request.dtype;  // that of the outputs
   request.in.assign(size_, setWire(*task, request, dtypeOf(inputs[0].scalar_type()), fusion));
-  request.widened = fusion != nullptr && to != request.dtype;
-  if (request.widened) {
+  request.outputFloat32 = fusion != nullptr && to != request.dtype;
+  if (request.outputFloat32) {
     named(site, [&] { wireCast(request.dtype); });
     if (to != DType::Float32) {
       refuse(site, concat("an output of float32 or ", dtypeName(request.dtype)), dtypeName(to));

@@ -47,7 +47,7 @@ class Planner {
     const bool gathers = whole == Collective::AllGather;
     for (std::size_t i = 0; i < most; ++i) {
       // The call's form decides, because the addresses of tensors differ from rank to rank.
-      if (const auto joined = request_.joined ? consecutive(of, i, mine) : std::nullopt) {
+      if (const auto joined = request_.contiguousParts ? consecutive(of, i, mine) : std::nullopt) {
         gathers ? add(whole, -1, &mine[i], &*joined) : add(whole, -1, &*joined, &mine[i]);
         continue;
       }

@@ -156,7 +156,7 @@ void Watchdog::endProcessIfDue() noexcept {
     const auto now = Clock::now();
     const bool reported = reported_->load(std::memory_order_relaxed);
     if (phase_ == Phase::Failed && !reported && now >= failedAt_ + kUnreported) {
-      why = concat(cause_, endsSentence(cause_) ? " " : ". ",
+      why = concat(cause_, !cause_.empty() && cause_.back() == '.' ? " " : ". ",
                    "The error was not raised in Python within 1 s");
     } else if (config_.heartbeat.count() > 0 && lookingSince_ &&
                now >= *lookingSince_ + config_.heartbeat) {

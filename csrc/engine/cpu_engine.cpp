@@ -76,7 +76,7 @@ CpuEngine::~CpuEngine() {
     (void)stream_.release();
     (void)rendezvous_.release();
     (void)memory_.release();
-    (void)spanning_.links.release();
+    (void)multiHost_.links.release();
     (void)new std::shared_ptr<KeyValueStore>(store_);
     (void)new std::shared_ptr<Network>(network_);
     return;
@@ -85,7 +85,7 @@ CpuEngine::~CpuEngine() {
   // The rendezvous and the channels refer to the memory. The memory holds the process, as this
   // does.
   pointToPoint_.reset();
-  spanning_.links.reset();
+  multiHost_.links.reset();
   stream_.reset();
   rendezvous_.reset();
   memory_.reset();
@@ -136,7 +136,7 @@ void CpuEngine::runOne(Request& request) {
       runCollective(*stream_, request, config_.tuning);
       break;
     default:
-      runSpanning(spanning_, request, prefix(collectiveName(request.collective), request.seq));
+      runMultiHost(multiHost_, request, prefix(collectiveName(request.collective), request.seq));
   }
   if (stream_ != nullptr) stream_->completed(request.seq);
 }
@@ -158,13 +158,13 @@ void CpuEngine::execute(const TaskRef& task) {
     }
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
-                                     describe(request.arrival()), ": ", error.what()));
+                                     describe(request.signature()), ": ", error.what()));
     takeConnectionsBack();
     trace::fail(task->trace, error.what());
     throw;
   } catch (...) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " was interrupted in ",
-                                     describe(request.arrival()), kReadLog));
+                                     describe(request.signature()), kReadLog));
     takeConnectionsBack();
     trace::fail(task->trace, "interrupted");
     throw;
@@ -370,8 +370,8 @@ EngineInfo CpuEngine::info() const {
       info.stores = stream_->streamed() ? "streaming" : "plain";
       info.spinMicros = spinMicros_;
       break;
-    case Path::Spanning:
-      info.transport = spanning_.hosts.most() > 1 ? "shm+gloo" : "gloo";
+    case Path::MultiHost:
+      info.transport = multiHost_.hosts.most() > 1 ? "shm+gloo" : "gloo";
       break;
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;

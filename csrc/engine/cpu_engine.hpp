@@ -19,7 +19,7 @@
 #include "../algorithms/algorithm.hpp"
 #include "../base/settings.hpp"
 #include "../group/rendezvous.hpp"
-#include "../hosts/spanning.hpp"
+#include "../hosts/multi_host.hpp"
 #include "../trace/trace.hpp"
 #include "point_to_point.hpp"
 
@@ -109,12 +109,12 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::uint64_t sequence() const;
   EngineInfo info() const;
   /// Whether the group is on several hosts; false while that is undecided.
-  bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::Spanning; }
+  bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::MultiHost; }
   const EngineConfig& config() const { return config_; }
   const std::shared_ptr<LocalProcess>& process() const { return process_; }
 
  private:
-  enum class Path { Undecided, Local, Shared, Spanning };
+  enum class Path { Undecided, Local, Shared, MultiHost };
 
   void admit(std::unique_lock<std::mutex>& lock, Task& task);
   static void record(Task& task, bool starts = false);
@@ -163,7 +163,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
-  Spanning spanning_;
+  MultiHost multiHost_;
   std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;

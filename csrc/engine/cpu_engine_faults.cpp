@@ -75,7 +75,7 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
   abort(fault.kind, fault.text);
   takeConnectionsBack();
   const Path path = path_.load(std::memory_order_acquire);
-  if (path == Path::Undecided || path == Path::Spanning) {
+  if (path == Path::Undecided || path == Path::MultiHost) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (fault_) fault = *fault_;
   }
@@ -102,8 +102,8 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
     PublishedError fault{kind, cause};
     // Shared memory notifies only the ranks of this host.
     const Path path = path_.load(std::memory_order_acquire);
-    bool told = path == Path::Shared || (path != Path::Spanning && faulted());
-    if (path == Path::Spanning) {
+    bool told = path == Path::Shared || (path != Path::MultiHost && faulted());
+    if (path == Path::MultiHost) {
       const std::lock_guard<std::mutex> lock(mutex_);
       told = fault_.has_value();
     }
@@ -153,7 +153,7 @@ void CpuEngine::endHostWatch() noexcept {
 bool CpuEngine::lookAtHost() noexcept {
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
-  for (const int peer : spanning_.hosts.local()) {
+  for (const int peer : multiHost_.hosts.local()) {
     if (peer == config_.rank || !memory_->isDead(peer) || memory_->hasLeft(peer)) continue;
     cause = memory_->causeOfSilence(peer);
   }
@@ -176,7 +176,7 @@ void CpuEngine::failIdle(ErrorKind kind, const std::string& cause) noexcept {
     if (running_ || closed_) return;  // the running call, or the shutdown, closes them
     running_ = true;
   }
-  if (spanning_.links != nullptr) spanning_.links->close();
+  if (multiHost_.links != nullptr) multiHost_.links->close();
   std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   release(lock);
 }

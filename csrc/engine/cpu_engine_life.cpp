@@ -12,7 +12,7 @@ constexpr int kSpinMicros = 50;
 constexpr Milliseconds kSpinLook{200};
 // A group of several hosts has rings inside a host that are longer by this factor. One transfer
 // between hosts is a quarter of a ring. It costs Gloo the same for 0.5 and for 2 MiB.
-constexpr std::size_t kSpanningRing = 4;
+constexpr std::size_t kMultiHostRing = 4;
 }  // namespace
 
 // --- the first collective -----------------------------------------------------------------------
@@ -75,31 +75,31 @@ void CpuEngine::stopConnecting() {
 }
 
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
-  spanning_.hosts = agreement.hosts;
-  spanning_.ringBytes = kSpanningRing * config_.settings.ringBytes;
-  spanning_.tuning = config_.tuning;
-  spanning_.memory = memory_.get();
-  spanning_.checkPeers = [this](const std::string& site) { checkPeers(site); };
-  spanning_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeOf(error)}); };
-  spanning_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
-  const Hosts& hosts = spanning_.hosts;
+  multiHost_.hosts = agreement.hosts;
+  multiHost_.ringBytes = kMultiHostRing * config_.settings.ringBytes;
+  multiHost_.tuning = config_.tuning;
+  multiHost_.memory = memory_.get();
+  multiHost_.checkPeers = [this](const std::string& site) { checkPeers(site); };
+  multiHost_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeOf(error)}); };
+  multiHost_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
+  const Hosts& hosts = multiHost_.hosts;
   if (hosts.local().size() > 1) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), spanning_.ringBytes,
+    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), multiHost_.ringBytes,
                                               spinMicros_, config_.settings.storesChoice());
     stream_->setGrace(kGrace);
-    spanning_.stream = stream_.get();
+    multiHost_.stream = stream_.get();
   }
   if (hosts.leads()) {
     std::unique_ptr<Links> links;
     connect([&] {
       links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace,
-                                      spanning_.checkPeers);
+                                      multiHost_.checkPeers);
     });
-    spanning_.links = std::move(links);
+    multiHost_.links = std::move(links);
   }
   if (hosts.local().size() > 1) watchHost();
   reason_ = agreement.reason;
-  path_.store(Path::Spanning, std::memory_order_release);
+  path_.store(Path::MultiHost, std::memory_order_release);
   const bool asked = config_.settings.transport == "gloo";
   log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
       concat("group '", config_.name, "': the ranks are on ", hosts.count(),
@@ -190,7 +190,7 @@ void CpuEngine::shutdown() noexcept {
       }
     }
     if (memory_ == nullptr) return;
-    if (ended) spanning_.links.reset();
+    if (ended) multiHost_.links.reset();
     memory_->close(keep);
     // A thread that still runs a collective may write to peers' memory, so leave only without one.
     if (ended) memory_->leave();

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "../base/counted.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/scoped_count.hpp"
 #include "point_to_point.hpp"
 #include "worker_pool.hpp"
 
@@ -248,8 +248,8 @@ bool PointToPoint::isElsewhere(const PointToPointOp& op) {
 /// See wait(). For peers of other hosts; nullopt if the peer is, or may be, on this host.
 std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimePoint until) {
   // Not counted in waiters_, which serve the peers of this host themselves.
-  const Counted<int> sleeps(sleepers_);
-  const Counted<int> waits(op->waiters_);
+  const ScopedCount<int> sleeps(sleepers_);
+  const ScopedCount<int> waits(op->waiters_);
   TimePoint looked = Clock::now();
   Lock lock(mutex_);
   while (!op->done.load(std::memory_order_acquire)) {
@@ -350,7 +350,7 @@ void PointToPoint::closeUnused() {
 /// Sends close notices to the peers on other hosts, and waits for theirs. Closing a connection may
 /// drop what a peer has not read yet.
 void PointToPoint::flushRemote(TimePoint until) {
-  const Counted<int> sleeps(sleepers_);
+  const ScopedCount<int> sleeps(sleepers_);
   Finished finished;
   {
     Lock lock(mutex_);

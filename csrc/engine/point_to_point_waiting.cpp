@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "../base/counted.hpp"
 #include "../base/interrupt.hpp"
 #include "../base/log.hpp"
+#include "../base/scoped_count.hpp"
 #include "../base/thread.hpp"
 #include "point_to_point.hpp"
 
@@ -37,7 +37,7 @@ bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
 /// See wait(). For peers of this host, and any source; nullopt if the peer turns out to be on
 /// another host.
 std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint until) {
-  const Counted<int> counted(waiters_);
+  const ScopedCount<int> counted(waiters_);
   const auto spin = std::chrono::microseconds(spinMicros_);
   int idle = 0;  // rounds since something moved
   TimePoint idleSince;
@@ -86,7 +86,7 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
 bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
                          std::chrono::nanoseconds most) {
   auto& bell = memory_.own().doorbell;
-  const Counted<std::uint32_t> announced(bell.waiters);
+  const ScopedCount<std::uint32_t> announced(bell.waiters);
   const std::uint64_t rings = bell.rings.load(std::memory_order_seq_cst);
   finished.clear();
   bool moved = false;

@@ -27,15 +27,15 @@ std::size_t nothing(int) {
 
 class HierarchicalBroadcast : HostPipeline {
  public:
-  HierarchicalBroadcast(Spanning& spanning, const Request& request)
-      : HostPipeline(spanning, request),
+  HierarchicalBroadcast(MultiHost& multiHost, const Request& request)
+      : HostPipeline(multiHost, request),
         root_(hosts_.local()[localRank_] == request.root),
         rootHost_(hosts_.hostOf(request.root)),
         message_(root_ ? request.in[0] : request.out[0]),
         bytes_(message_.bytes()),
-        algorithm_(selectHostBroadcast(hosts_.count(), bytes_, spanning.tuning.linkBytes)),
+        algorithm_(selectHostBroadcast(hosts_.count(), bytes_, multiHost.tuning.linkBytes)),
         chunk_(std::max<std::size_t>(
-            1, std::min({spanning.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks)}))),
+            1, std::min({multiHost.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks)}))),
         chunks_(std::max<std::size_t>(1, ceilDiv(bytes_, chunk_))) {
     const auto& local = hosts_.local();
     const auto root = std::find(local.begin(), local.end(), request.root);
@@ -187,8 +187,8 @@ class HierarchicalBroadcast : HostPipeline {
 
 }  // namespace
 
-void hierarchicalBroadcast(Spanning& spanning, const Request& request) {
-  HierarchicalBroadcast(spanning, request).run();
+void hierarchicalBroadcast(MultiHost& multiHost, const Request& request) {
+  HierarchicalBroadcast(multiHost, request).run();
 }
 
 }  // namespace fastcoll

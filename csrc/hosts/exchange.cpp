@@ -22,11 +22,11 @@ constexpr std::size_t kLongestChunk = std::size_t{4} << 20;
 
 class HierarchicalExchange : HostPipeline {
  public:
-  HierarchicalExchange(Spanning& spanning, const Request& request)
-      : HostPipeline(spanning, request),
+  HierarchicalExchange(MultiHost& multiHost, const Request& request)
+      : HostPipeline(multiHost, request),
         rootHost_(request.root >= 0 ? hosts_.hostOf(request.root) : -1),
         blocks_(hosts_, request),
-        long_(spanning, request) {
+        long_(multiHost, request) {
     useSlots(2, 2 * hosts_.count());
   }
 
@@ -35,8 +35,8 @@ class HierarchicalExchange : HostPipeline {
     long_.begin();
     exchangeInHost();
     begin();
-    blocks_.shareSizes(stream_, spanning_.segmentBytes());
-    blocks_.cut(hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestChunk);
+    blocks_.shareSizes(stream_, multiHost_.segmentBytes());
+    blocks_.cut(hosts_.most() > 1 ? multiHost_.segmentBytes() : kLongestChunk);
     runChunks(
         blocks_.chunks(), 1, [this](std::size_t c) { start(c); },
         [this](std::size_t c) { finish(c); });
@@ -61,7 +61,7 @@ class HierarchicalExchange : HostPipeline {
     if (blocks_.is(Collective::Barrier) || (rootHost_ >= 0 && rootHost_ != here_)) return;
     const auto& local = hosts_.local();
     Request part = request_;
-    part.joined = false;
+    part.contiguousParts = false;
     part.expectedCount = localCounts();
     const auto subset = [&](std::vector<Message>& messages) {
       if (messages.size() != static_cast<std::size_t>(hosts_.size())) return;
@@ -76,7 +76,7 @@ class HierarchicalExchange : HostPipeline {
           static_cast<int>(std::find(local.begin(), local.end(), request_.root) - local.begin());
     }
     if (stream_ != nullptr) {
-      runCollective(*stream_, part, spanning_.tuning);
+      runCollective(*stream_, part, multiHost_.tuning);
     } else {
       part.in[0].copyTo(part.out[0]);
     }
@@ -223,8 +223,8 @@ class HierarchicalExchange : HostPipeline {
 
 }  // namespace
 
-void hierarchicalExchange(Spanning& spanning, const Request& request) {
-  HierarchicalExchange(spanning, request).run();
+void hierarchicalExchange(MultiHost& multiHost, const Request& request) {
+  HierarchicalExchange(multiHost, request).run();
 }
 
 }  // namespace fastcoll

@@ -124,7 +124,7 @@ void Links::throwIfLeft(int host) {
 void Links::throwLeft(int host) const {
   throw PeerLeft(ErrorKind::Backend, concat(prefix_, memory_.memberName(hosts_.leader(host)),
                                             " left the group (close notice sent) before ",
-                                            describe(arrival_), kSameCalls));
+                                            describe(signature_), kSameCalls));
 }
 
 /// Posts a receive after those already posted. If the peer has left, the next wait reports it.
@@ -156,8 +156,8 @@ void Links::close() noexcept {
 
 void Links::begin(const Request& request, std::string prefix) {
   request_ = &request;
-  before_ = arrival_;
-  arrival_ = request.arrival();
+  before_ = signature_;
+  signature_ = request.signature();
   ++call_;
   deadline_ = request.deadline;
   timeout_ = request.timeout;
@@ -188,7 +188,7 @@ std::uint8_t* Links::frame(int host) {
 void Links::sendFrame(int host, std::size_t bytes) {
   settle(host);
   Link& peer = link(host);
-  const Head head{arrival_, before_, call_, bytes, 0};
+  const Head head{signature_, before_, call_, bytes, 0};
   std::memcpy(peer.out.get(), &head, sizeof head);
   peer.sending = lost(
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
@@ -211,8 +211,8 @@ void Links::awaitFrame(int host) {
 void Links::compareLater(int host) {
   if (link(host).later.has_value()) compareNext(host);
   const auto& counts = request_->expectedCount;
-  const std::uint64_t expected = counts.empty() ? arrival_.count : counts[hosts_.leader(host)];
-  link(host).later = Signature{arrival_, expected, call_};
+  const std::uint64_t expected = counts.empty() ? signature_.count : counts[hosts_.leader(host)];
+  link(host).later = Announced{signature_, expected, call_};
 }
 
 /// Waits for the next frame of the host, and compares it with `later`.
@@ -224,7 +224,7 @@ void Links::compareNext(int host) {
   wait(host, peer.coming.front());
   peer.coming.pop_front();
   peer.present = (peer.present + 1) % (kAhead + 1);
-  const Signature mine = *peer.later;
+  const Announced mine = *peer.later;
   peer.later.reset();
   const Head head = headAt(peer);
   if (head.closeNotice != 0) {
@@ -236,19 +236,19 @@ void Links::compareNext(int host) {
   post(peer);
 }
 
-void Links::compare(int host, const Signature& mine, const Head& head) const {
+void Links::compare(int host, const Announced& mine, const Head& head) const {
   if (head.call == mine.call && head.bytes <= room_ &&
-      agree(mine.arrival, head.arrival, mine.expected)) {
+      agree(mine.signature, head.signature, mine.expected)) {
     return;
   }
   // In a collective with different roots one of the two may have had nothing to send to the other.
   // Then this frame is of the collective before or after.
-  if (head.call == mine.call + 1) mismatch(host, mine.arrival, head.before);
-  if (head.call + 1 == call_) mismatch(host, before_, head.arrival);
-  mismatch(host, mine.arrival, head.arrival);
+  if (head.call == mine.call + 1) mismatch(host, mine.signature, head.before);
+  if (head.call + 1 == call_) mismatch(host, before_, head.signature);
+  mismatch(host, mine.signature, head.signature);
 }
 
-void Links::mismatch(int host, const Arrival& mine, const Arrival& theirs) const {
+void Links::mismatch(int host, const Signature& mine, const Signature& theirs) const {
   throw Error(
       ErrorKind::Backend,
       concat(prefix_, "Detected mismatch between collectives on ranks: rank ", memory_.rank(),
@@ -264,7 +264,7 @@ const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
   if (const std::size_t there = frameBytes(host); there != bytes) {
     throw Error(ErrorKind::Backend,
                 concat(prefix_, memory_.memberName(hosts_.leader(host)), " sent ", there,
-                       " bytes where ", bytes, " were expected in ", describe(arrival_),
+                       " bytes where ", bytes, " were expected in ", describe(signature_),
                        ". All ranks must pass tensors of the same shape."));
   }
   return link(host).in[link(host).present].get() + sizeof(Head);
@@ -273,7 +273,7 @@ const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
 void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const {
   throw Error(
       ErrorKind::Backend,
-      concat(prefix_, "Detected mismatch between collectives on ranks: in ", describe(arrival_),
+      concat(prefix_, "Detected mismatch between collectives on ranks: in ", describe(signature_),
              " rank ", to, " expects ", expected, " bytes from rank ", from, ", which sends ", sent,
              ". Give each rank the output splits that match its peers' input splits."));
 }
@@ -317,9 +317,9 @@ void Links::lookAt(int host) {
     if (i == 0 && peer.later.has_value()) {
       compare(host, *peer.later, head);
     } else if (head.call <= call_) {
-      compare(host, {arrival_, head.arrival.count, call_}, head);
-    } else if (head.call == call_ + 1 && !agree(arrival_, head.before, head.before.count)) {
-      mismatch(host, arrival_, head.before);
+      compare(host, {signature_, head.signature.count, call_}, head);
+    } else if (head.call == call_ + 1 && !agree(signature_, head.before, head.before.count)) {
+      mismatch(host, signature_, head.before);
     }
   }
 }
@@ -342,7 +342,7 @@ void Links::late(int host) const {
     ranks += concat(ranks.empty() ? "" : ", ", memory_.memberName(rank));
   }
   throw Error(ErrorKind::Timeout,
-              concat(prefix_, "Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
+              concat(prefix_, "Timed out after ", timeout_.count(), " ms in ", describe(signature_),
                      "; not arrived, or not reachable over the network: ", ranks, kFindDelay));
 }
 

@@ -110,15 +110,15 @@ class Links {
 
  private:
   struct Head {
-    Arrival arrival, before;  // of this collective and the one before it
-    std::uint64_t call;       // collectives begun; a call of torch's may be several
-    std::uint64_t bytes;      // of data after the head
+    Signature signature, before;  // of this collective and the one before it
+    std::uint64_t call;           // collectives begun; a call of torch's may be several
+    std::uint64_t bytes;          // of data after the head
     std::uint64_t closeNotice;
   };
   using Buffer = std::unique_ptr<std::uint8_t[]>;
   /// What a frame is compared with.
-  struct Signature {
-    Arrival arrival;
+  struct Announced {
+    Signature signature;
     std::uint64_t expected;  // elements that the other leader must announce
     std::uint64_t call;
   };
@@ -130,7 +130,7 @@ class Links {
     TransferRef sending, leaving;
     std::deque<TransferRef> coming;  // receives to the buffers after the present one, in a circle
     std::size_t present = 0;         // index in `in` of the frame that was awaited last
-    std::optional<Signature> later;  // what to compare the first of `coming` with
+    std::optional<Announced> later;  // what to compare the first of `coming` with
     std::string gone;                // why there are fewer receives than kAhead
   };
 
@@ -139,13 +139,13 @@ class Links {
   void awaitFrame(int host);
   void compareLater(int host);
   void compareNext(int host);
-  void compare(int host, const Signature& mine, const Head& head) const;
+  void compare(int host, const Announced& mine, const Head& head) const;
   void settle(int host);
   void awaitCloseNotice(Link& link, TimePoint until);
   [[noreturn]] void throwLeft(int host) const;
   void post(Link& link);
   Head headAt(const Link& link, std::size_t ahead = 0) const;
-  [[noreturn]] void mismatch(int host, const Arrival& mine, const Arrival& theirs) const;
+  [[noreturn]] void mismatch(int host, const Signature& mine, const Signature& theirs) const;
   void lookAt(int host);
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[host]; }
@@ -160,7 +160,7 @@ class Links {
   std::shared_ptr<Network> network_;
   std::vector<Link> links_;
   const Request* request_ = nullptr;  // of the present collective
-  Arrival arrival_{}, before_{};
+  Signature signature_{}, before_{};
   std::uint64_t call_ = 0;
   std::size_t looked_ = 0;  // index of the other host that lookAt() checked last
   std::string prefix_;

@@ -4,7 +4,7 @@
 
 #include "../base/interrupt.hpp"
 #include "../transport/wait.hpp"
-#include "spanning.hpp"
+#include "multi_host.hpp"
 
 namespace fastcoll {
 namespace {
@@ -15,8 +15,8 @@ bool LongMessages::areLong(std::size_t bytes) {
   return bytes > kShort;
 }
 
-LongMessages::LongMessages(Spanning& spanning, const Request& request)
-    : spanning_(spanning), request_(request) {}
+LongMessages::LongMessages(MultiHost& multiHost, const Request& request)
+    : multiHost_(multiHost), request_(request) {}
 
 /// Runs `call`. If the connection breaks, the error names the rank.
 template <typename Call>
@@ -24,16 +24,16 @@ auto LongMessages::lost(int rank, Call call) const {
   try {
     return call();
   } catch (const ConnectionLost& error) {
-    if (spanning_.links != nullptr) spanning_.links->throwIfLeft(spanning_.hosts.hostOf(rank));
+    if (multiHost_.links != nullptr) multiHost_.links->throwIfLeft(multiHost_.hosts.hostOf(rank));
     throw ConnectionLost(
         error.kind(),
-        spanning_.prefix + brokeOff(spanning_.memory->memberName(rank), error.what()));
+        multiHost_.prefix + brokeOff(multiHost_.memory->memberName(rank), error.what()));
   }
 }
 
 void LongMessages::begin() {
   if (pending_.empty()) return;
-  if (connections_ == nullptr) connections_ = &spanning_.connections();
+  if (connections_ == nullptr) connections_ = &multiHost_.connections();
   for (Pending& one : pending_) {
     if (one.transfer != nullptr) continue;
     if (lost(one.rank, [&] { return connections_->borrow(one.rank); })) beginOne(one);
@@ -44,8 +44,8 @@ void LongMessages::beginOne(Pending& one) {
   const std::size_t bytes = one.message->bytes();
   std::uint8_t* memory = one.message->contiguous(0, bytes);
   if (memory == nullptr) {
-    spanning_.copies.emplace_back(new std::uint8_t[bytes]);
-    one.copy = memory = spanning_.copies.back().get();
+    multiHost_.copies.emplace_back(new std::uint8_t[bytes]);
+    one.copy = memory = multiHost_.copies.back().get();
     if (one.sends) one.message->read(0, bytes, memory);
   }
   one.transfer = lost(one.rank, [&] {
@@ -66,7 +66,7 @@ void LongMessages::finish() {
     checkTime(*one);
   }
   for (Pending& one : pending_) wait(one);
-  spanning_.copies.clear();
+  multiHost_.copies.clear();
   if (connections_ != nullptr) connections_->giveBack();
 }
 
@@ -84,19 +84,19 @@ void LongMessages::wait(Pending& one) {
 /// Call between waits. Throws if the group has failed. Throws a time-out when the deadline has
 /// passed and, after it, the time for hosts to report their late ranks.
 void LongMessages::checkTime(const Pending& one) {
-  if (spanning_.links != nullptr) {
-    spanning_.links->check(began_);
+  if (multiHost_.links != nullptr) {
+    multiHost_.links->check(began_);
   } else {
     checkInterrupt();
-    spanning_.stream->throwIfAborted();
-    spanning_.checkPeers(spanning_.prefix);  // the leader may have nothing to wait for
+    multiHost_.stream->throwIfAborted();
+    multiHost_.checkPeers(multiHost_.prefix);  // the leader may have nothing to wait for
   }
   if (Clock::now() < deadlineAfter(request_.deadline, 2 * kGrace)) return;
   throw Error(
       ErrorKind::Timeout,
-      concat(spanning_.prefix, "Timed out after ", request_.timeout.count(), " ms in ",
-             describe(request_.arrival()), "; not arrived, or not reachable over the network: ",
-             spanning_.memory->memberName(one.rank), kFindDelay));
+      concat(multiHost_.prefix, "Timed out after ", request_.timeout.count(), " ms in ",
+             describe(request_.signature()), "; not arrived, or not reachable over the network: ",
+             multiHost_.memory->memberName(one.rank), kFindDelay));
 }
 
 }  // namespace fastcoll

@@ -35,14 +35,14 @@ class PeerConnections {
   virtual void giveBack() noexcept = 0;
 };
 
-struct Spanning;
+struct MultiHost;
 
 class LongMessages {
  public:
   /// Whether a message is so long that a network transfer of its own is worth its time.
   static bool areLong(std::size_t bytes);
 
-  LongMessages(Spanning& spanning, const Request& request);
+  LongMessages(MultiHost& multiHost, const Request& request);
 
   /// Call for all messages before anything else.
   void send(int to, const Message& message) {
@@ -71,7 +71,7 @@ class LongMessages {
   template <typename Call>
   auto lost(int rank, Call call) const;
 
-  Spanning& spanning_;
+  MultiHost& multiHost_;
   const Request& request_;
   PeerConnections* connections_ = nullptr;
   std::vector<Pending> pending_;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "spanning.hpp"
+#include "multi_host.hpp"
 
 namespace fastcoll {
 
@@ -75,7 +75,7 @@ class OutboundBlocks {
     const std::size_t most = std::max<std::size_t>(segmentBytes / sizeof own[0], 8);
     for (std::size_t first = 0; first < own.size(); first += most) {
       const std::size_t bytes = std::min(most, own.size() - first) * sizeof own[0];
-      const Segment segment = stream->place(bytes);
+      const Segment segment = stream->reserve(bytes);
       stream->fill(segment, [&](std::uint8_t* memory, bool) {
         std::memcpy(memory, own.data() + first, bytes);
         return bytes;

@@ -19,18 +19,18 @@
 #include <utility>
 #include <vector>
 
-#include "spanning.hpp"
+#include "multi_host.hpp"
 
 namespace fastcoll {
 
 class HostPipeline {
  protected:
-  HostPipeline(Spanning& spanning, const Request& request)
-      : spanning_(spanning),
+  HostPipeline(MultiHost& multiHost, const Request& request)
+      : multiHost_(multiHost),
         request_(request),
-        hosts_(spanning.hosts),
-        stream_(spanning.stream),
-        links_(spanning.links.get()),
+        hosts_(multiHost.hosts),
+        stream_(multiHost.stream),
+        links_(multiHost.links.get()),
         here_(hosts_.here()),
         localRank_(hosts_.place()) {}
 
@@ -39,14 +39,15 @@ class HostPipeline {
     slotCount_ = slots;
     buffers_ = buffers;
     if (!leads()) return;
-    spanning_.scratch.resize(std::max(spanning_.scratch.size(), slots * buffers));
+    multiHost_.scratch.resize(std::max(multiHost_.scratch.size(), slots * buffers));
   }
   bool leads() const { return hosts_.leads(); }
 
   // The host's stream. A rank that is alone on its host has none.
   void begin() {
     if (stream_ == nullptr) return;
-    stream_->begin(request_.arrival(), localCounts(), nullptr, request_.deadline, request_.timeout);
+    stream_->begin(request_.signature(), localCounts(), nullptr, request_.deadline,
+                   request_.timeout);
   }
   void end() {
     if (stream_ != nullptr) stream_->end();
@@ -59,7 +60,7 @@ class HostPipeline {
     return counts;
   }
   Segment place(std::size_t bytes) {
-    return stream_ != nullptr ? stream_->place(bytes) : Segment{};
+    return stream_ != nullptr ? stream_->reserve(bytes) : Segment{};
   }
   void publish(const Segment& segment) {
     if (stream_ != nullptr) stream_->publish(segment);
@@ -94,7 +95,7 @@ class HostPipeline {
   Slot& slot(std::size_t c) { return slots_[c % slotCount_]; }
   std::uint8_t* scratch(std::size_t c, std::size_t buffer, std::size_t bytes) {
     const std::size_t index = c % slotCount_ * buffers_ + buffer;
-    return spanning_.scratch[index].get(std::max<std::size_t>(bytes, 1));
+    return multiHost_.scratch[index].get(std::max<std::size_t>(bytes, 1));
   }
   /// Begins a transfer of the chunk, unless it is empty.
   void send(std::size_t c, int host, const std::uint8_t* data, std::size_t bytes,
@@ -112,7 +113,7 @@ class HostPipeline {
     await(slot(c).receives[step - Links::kFirstStep]);
   }
 
-  Spanning& spanning_;
+  MultiHost& multiHost_;
   const Request& request_;
   const Hosts& hosts_;
   SegmentStream* const stream_;  // null if this rank is alone on its host

@@ -1,21 +1,21 @@
 // All-reduce, reduce and reduce-scatter over several hosts.
 //
-// Phases, for each chunk of the message: the leader sums its host's operands, block by block
-//         (block_sum.hpp). The leaders exchange partial results. A leader with those of all hosts
-//         sums them. If a chunk was split among the hosts, all of them (all-reduce), or the root's
-//         host (reduce), gather its parts. The leader publishes the result.
+// Phases, for each chunk of the message: the leader sums its host's operands, one subtree after
+//         another (partial_sum.hpp). The leaders exchange partial results. A leader with those of
+//         all hosts sums them. If a chunk was split among the hosts, all of them (all-reduce), or
+//         the root's host (reduce), gather its parts. The leader publishes the result.
 //         Chunks are in different phases at the same time, so the network is busy in all of them.
 // Steps between hosts: 1 if each sends all its partial results to all others, else 2; see
 //         selector.hpp. Two hosts take 1 unless partial results are long, and longer than the
 //         result.
 // Bytes that a host sends, for H hosts and a message of B: (H - 1) P in one step; in two steps
 //         (H - 1) / H (P + B); reduce-scatter (H - 1) / H P. P, the host's partial results, is B
-//         times its number of blocks. That is 1 if its ranks are an aligned run. Partial results
-//         of 16-bit types that are not narrowed are twice as wide if a block is more than a rank.
+//         times its number of subtrees. That is 1 if its ranks are an aligned run. Partial results
+//         of 16-bit types that are not narrowed are twice as wide if a subtree is more than a rank.
 #include <algorithm>
 #include <cstring>
 
-#include "block_sum.hpp"
+#include "partial_sum.hpp"
 #include "pipeline.hpp"
 #include "selector.hpp"
 
@@ -31,8 +31,8 @@ constexpr std::size_t kLongestChunk = std::size_t{2} << 20;
 
 class HierarchicalReduce : HostPipeline {
  public:
-  HierarchicalReduce(Spanning& spanning, const Request& request)
-      : HostPipeline(spanning, request),
+  HierarchicalReduce(MultiHost& multiHost, const Request& request)
+      : HostPipeline(multiHost, request),
         sum_(request, hosts_),
         element_(elementSize(request.dtype)),
         scatters_(request.collective == Collective::ReduceScatter),
@@ -61,13 +61,13 @@ class HierarchicalReduce : HostPipeline {
     const std::size_t bytes = request_.in[0].bytes();
     std::size_t most = 0;
     for (int host = 0; host < hosts_.count(); ++host) {
-      most = std::max(most, sum_.blocks(host) * sum_.partialBytes(host, bytes));
+      most = std::max(most, sum_.subtrees(host) * sum_.partialBytes(host, bytes));
     }
     return reducesInOneStep(hosts_.count(), most, sum_.resultBytes(bytes),
-                            spanning_.tuning.linkBytes);
+                            multiHost_.tuning.linkBytes);
   }
   std::size_t chunk() const {
-    const std::size_t longest = hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestChunk;
+    const std::size_t longest = hosts_.most() > 1 ? multiHost_.segmentBytes() : kLongestChunk;
     const std::size_t most = longest / messages_;
     const std::size_t hosts = oneStep_ ? 1 : hosts_.count();
     const std::size_t wanted = std::max(kLeastPiece * hosts, total_ * element_ / kChunks);
@@ -105,14 +105,14 @@ class HierarchicalReduce : HostPipeline {
     return sum_.partialBytes(from, piece(c, to).count * element_);
   }
   std::size_t sentBytes(std::size_t c, int from, int to) const {
-    return targets(to) * sum_.blocks(from) * partialBytes(c, from, to);
+    return targets(to) * sum_.subtrees(from) * partialBytes(c, from, to);
   }
 
   // --- scratch buffers of a slot: what goes to each host, what comes from it, and the result -----
 
   /// The operand, if it is this one-rank host's partial result and contiguous; else null.
   const std::uint8_t* operand(std::size_t c, int host) const {
-    const bool alone = sum_.plain(here_) && sum_.blocks(here_) == 1;
+    const bool alone = sum_.plain(here_) && sum_.subtrees(here_) == 1;
     if (!alone || targets(host) > 1) return nullptr;
     const Piece part = piece(c, host);
     return request_.in[message(host, 0)].contiguous(offset(c) + part.start * element_,
@@ -126,7 +126,7 @@ class HierarchicalReduce : HostPipeline {
   std::uint8_t* outgoing(std::size_t c, int host) {
     // In one step all hosts get the same, except in a reduce-scatter.
     const int shared = scatters_ || !oneStep_ ? host : here_;
-    const std::size_t size = std::max<std::size_t>(targets(shared), 1) * sum_.blocks(here_) *
+    const std::size_t size = std::max<std::size_t>(targets(shared), 1) * sum_.subtrees(here_) *
                              partialBytes(c, here_, shared);
     return scratch(c, shared, size);
   }
@@ -213,7 +213,7 @@ class HierarchicalReduce : HostPipeline {
       for (std::size_t local = 1; local < segments.size(); ++local) {
         operands[local] = segments[local] + m * bytes(c) + start;
       }
-      for (std::size_t b = 0; b < sum_.blocks(here_); ++b, out += each) {
+      for (std::size_t b = 0; b < sum_.subtrees(here_); ++b, out += each) {
         sum_.partial(static_cast<int>(b), operands, size, out);
       }
     }
@@ -255,13 +255,13 @@ class HierarchicalReduce : HostPipeline {
     std::vector<const std::uint8_t*> partials(sum_.count());
     for (std::size_t target = 0; target < targets(here_); ++target) {
       for (std::size_t i = 0; i < partials.size(); ++i) {
-        const Block& block = sum_.block(i);
-        const std::size_t each = partialBytes(c, block.host, here_);
+        const Subtree& subtree = sum_.subtree(i);
+        const std::size_t each = partialBytes(c, subtree.host, here_);
         const std::uint8_t* from =
-            block.host == here_ ? partial(c, here_)
-            : inFrames_         ? links_->frameOf(block.host, sentBytes(c, block.host, here_))
-                                : incoming(c, block.host);
-        partials[i] = from + (target * sum_.blocks(block.host) + block.index) * each;
+            subtree.host == here_ ? partial(c, here_)
+            : inFrames_           ? links_->frameOf(subtree.host, sentBytes(c, subtree.host, here_))
+                                  : incoming(c, subtree.host);
+        partials[i] = from + (target * sum_.subtrees(subtree.host) + subtree.index) * each;
       }
       std::uint8_t* out =
           result(c) + sum_.resultBytes(scatters_ ? target * bytes(c) : part.start * element_);
@@ -307,7 +307,7 @@ class HierarchicalReduce : HostPipeline {
   /// Adds the squares of this rank's share of the result; see Request::squares.
   void addSquares() {
     if (request_.squares == nullptr) return;
-    const DType dtype = request_.widened ? DType::Float32 : request_.dtype;
+    const DType dtype = request_.outputFloat32 ? DType::Float32 : request_.dtype;
     const SquaresFn squared = squaresFunction(dtype);
     const std::size_t element = elementSize(dtype), part = elementSize(partOf(dtype));
     const int rank = hosts_.local()[localRank_];
@@ -321,7 +321,7 @@ class HierarchicalReduce : HostPipeline {
     }
   }
 
-  BlockSum sum_;
+  PartialSum sum_;
   const std::size_t element_;
   const bool scatters_;
   const int rootHost_;
@@ -336,8 +336,8 @@ class HierarchicalReduce : HostPipeline {
 
 }  // namespace
 
-void hierarchicalReduce(Spanning& spanning, const Request& request) {
-  HierarchicalReduce(spanning, request).run();
+void hierarchicalReduce(MultiHost& multiHost, const Request& request) {
+  HierarchicalReduce(multiHost, request).run();
 }
 
 }  // namespace fastcoll

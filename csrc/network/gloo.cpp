@@ -17,7 +17,7 @@
 
 #include "../base/fork.hpp"
 #include "../base/thread.hpp"
-#include "patient_store.hpp"
+#include "polling_store.hpp"
 
 namespace fastcoll {
 namespace {
@@ -281,7 +281,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
         std::max(std::chrono::ceil<Milliseconds>(end - Clock::now()), Milliseconds{1});
     const auto prefix = "fastcoll/link/" + name + way;
     const auto patient =
-        c10::make_intrusive<PatientStore>(store_, prefix + "/decision", left, wait);
+        c10::make_intrusive<PollingStore>(store_, prefix + "/decision", left, wait);
     auto made = device_->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient),
                               first ? 0 : 1, 2, std::min(left, kGlooConnects));
     patient->throwIfOver();

@@ -2,7 +2,7 @@
 // (group, rank), in the arena of the rank's process. Peers find it in the arena's directory by the
 // instance nonce.
 //
-// Writers: the owner writes its identity, arrivals, progress, splits and rings. Peers write
+// Writers: the owner writes its identity, signatures, progress, splits and rings. Peers write
 // `waiters` (before they sleep on a word of this block), `doorbell` and `abort`.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace fastcoll {
 /// collective's first segment; a peer reads it after it has seen that segment published. Two are
 /// used in turn. A rank writes the one of collective k only after all peers have arrived at k-1,
 /// so after all have left k-2.
-struct alignas(64) Arrival {
+struct alignas(64) Signature {
   std::uint64_t seq;
   std::uint64_t count;    // elements; each peer has its own expected count
   std::uint64_t longest;  // all_to_all: bytes of the largest message this rank sends to a peer
@@ -29,9 +29,9 @@ struct alignas(64) Arrival {
   Collective collective;
   DType dtype;
   ReduceOp op;
-  bool narrowed;  // `dtype` is the wire dtype of wider tensors
+  bool hasWireDtype;  // `dtype` is the wire dtype of wider tensors
 };
-static_assert(sizeof(Arrival) == 64);
+static_assert(sizeof(Signature) == 64);
 
 /// Positions in the group's stream of segments. They only grow. A futex on the low half of either
 /// one wakes the ranks that sleep on this block.
@@ -70,7 +70,7 @@ struct ControlBlock {
   std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
   std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
-  Arrival arrivals[2];
+  Signature signatures[2];
   Doorbell doorbell;
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.

@@ -12,26 +12,26 @@ namespace {
 constexpr std::size_t kLine = 64;
 }  // namespace
 
-std::string describe(const Arrival& arrival) {
-  std::string text = concat(collectiveName(arrival.collective), "(seq ", arrival.seq);
-  if (arrival.collective != Collective::Barrier) {
-    text += concat(", ", dtypeName(arrival.dtype), "[", arrival.count, "]",
-                   arrival.narrowed ? " on the wire" : "");
+std::string describe(const Signature& signature) {
+  std::string text = concat(collectiveName(signature.collective), "(seq ", signature.seq);
+  if (signature.collective != Collective::Barrier) {
+    text += concat(", ", dtypeName(signature.dtype), "[", signature.count, "]",
+                   signature.hasWireDtype ? " on the wire" : "");
   }
-  if (arrival.op != ReduceOp::None) text += concat(", ", reduceOpName(arrival.op));
-  if (arrival.op == ReduceOp::PreMulSum) text += concat(" by ", arrival.factor);
-  if (arrival.root >= 0) text += concat(", root ", arrival.root);
+  if (signature.op != ReduceOp::None) text += concat(", ", reduceOpName(signature.op));
+  if (signature.op == ReduceOp::PreMulSum) text += concat(" by ", signature.factor);
+  if (signature.root >= 0) text += concat(", root ", signature.root);
   return text + ")";
 }
 
-bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
+bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected) {
   // all_to_all compares the bytes of each pair itself: the counts may differ.
   const bool counts = theirs.count == expected || mine.collective == Collective::AllToAll;
   const bool factors = theirs.factor == mine.factor ||
                        (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
   return theirs.seq == mine.seq && theirs.collective == mine.collective &&
-         theirs.dtype == mine.dtype && theirs.narrowed == mine.narrowed && theirs.op == mine.op &&
-         theirs.root == mine.root && counts && factors;
+         theirs.dtype == mine.dtype && theirs.hasWireDtype == mine.hasWireDtype &&
+         theirs.op == mine.op && theirs.root == mine.root && counts && factors;
 }
 
 SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
@@ -46,12 +46,13 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std:
       compared_(members_.size(), 0) {}
 
 std::string SegmentStream::prefix() const {
-  return errorHead(collectiveName(arrival_.collective), memory_.identity(), arrival_.seq);
+  return errorHead(collectiveName(signature_.collective), memory_.identity(), signature_.seq);
 }
 
-void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
+void SegmentStream::begin(const Signature& signature,
+                          const std::vector<std::uint64_t>& expectedCount,
                           const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout) {
-  arrival_ = arrival;
+  signature_ = signature;
   expectedCount_ = expectedCount;
   deadline_ = deadline;
   timeout_ = timeout;
@@ -59,22 +60,22 @@ void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_
   std::fill(compared_.begin(), compared_.end(), std::uint8_t{0});
   if (memory_.aborted()) memory_.throwAborted(prefix());
   ControlBlock& own = memory_.own();
-  own.arrivals[collectives_ % 2] = arrival_;
+  own.signatures[collectives_ % 2] = signature_;
   if (splits != nullptr) {
     std::copy(splits, splits + 2 * size(), own.splits(collectives_));
   }
 }
 
-Segment SegmentStream::place(std::size_t bytes, bool large) {
+Segment SegmentStream::reserve(std::size_t bytes, bool large) {
   const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
   // Once large, always large within a collective: the large segments in flight exceed the small
   // ring. Readers write into the large ring only: see giveBackRing().
   large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
-  const std::size_t offset = placed_ % ring;
-  if (offset + need > ring) placed_ += ring - offset;  // a segment lies in one piece
-  const Segment segment{placed_, placed_ + need, large_};
-  placed_ += need;
+  const std::size_t offset = reserved_ % ring;
+  if (offset + need > ring) reserved_ += ring - offset;  // a segment lies in one piece
+  const Segment segment{reserved_, reserved_ + need, large_};
+  reserved_ += need;
   return segment;
 }
 
@@ -91,7 +92,7 @@ void SegmentStream::openLargeRing() {
 }
 
 void SegmentStream::end() {
-  next_ = placed_;
+  next_ = reserved_;
   ++collectives_;
   // After another rank's fault, the memory just read may have been freed before the read.
   if (memory_.aborted()) memory_.throwAborted(prefix());
@@ -182,7 +183,7 @@ std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) c
 }
 
 std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
-  return memory_.inPeer(memberOf(peer), arrivalOf(peer).direct, bytes);
+  return memory_.inPeer(memberOf(peer), signatureOf(peer).direct, bytes);
 }
 
 void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
@@ -194,11 +195,11 @@ void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
 }
 
 void SegmentStream::throwIfAborted() {
-  if (memory_.aborted()) raise();
+  if (memory_.aborted()) throwStopReason();
 }
 
-const Arrival& SegmentStream::arrivalOf(int peer) const {
-  return memory_.block(memberOf(peer)).arrivals[collectives_ % 2];
+const Signature& SegmentStream::signatureOf(int peer) const {
+  return memory_.block(memberOf(peer)).signatures[collectives_ % 2];
 }
 
 std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
@@ -210,37 +211,38 @@ std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
 }
 
 void SegmentStream::compare(int peer) {
-  const Arrival theirs = arrivalOf(peer);
-  const std::uint64_t expected = expectedCount_.empty() ? arrival_.count : expectedCount_[peer];
-  if (!agree(arrival_, theirs, expected)) {
+  const Signature theirs = signatureOf(peer);
+  const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
+  if (!agree(signature_, theirs, expected)) {
     std::string wanted;
-    if (expected != arrival_.count)
+    if (expected != signature_.count)
       wanted = concat(" (which expects ", expected, " elements from it)");
     fail(
         ErrorKind::Backend,
         concat("Detected mismatch between collectives on ranks: rank ", memory_.rank(), " runs ",
-               describe(arrival_), wanted, ", ", memory_.memberName(memberOf(peer)), " runs ",
+               describe(signature_), wanted, ", ", memory_.memberName(memberOf(peer)), " runs ",
                describe(theirs), ". All ranks must issue the same collectives in the same order."));
   }
   compared_[peer] = 1;
 }
 
-bool SegmentStream::hopeless() {
+bool SegmentStream::shouldStop() {
   try {
     checkInterrupt();
   } catch (...) {
     // The collective ends half-way, so no rank can use the group any more.
-    memory_.abort(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()),
-                                             " was interrupted in ", describe(arrival_), kReadLog));
+    memory_.abort(ErrorKind::Backend,
+                  concat(memory_.memberName(memory_.rank()), " was interrupted in ",
+                         describe(signature_), kReadLog));
     throw;
   }
   if (memory_.aborted()) return true;
-  if (checkWorthlessPeers()) return true;
+  if (checkLostPeers()) return true;
   const auto now = Clock::now();
   if (now >= deadline_ && now >= deadlineAfter(deadline_, patience())) {
-    hopelessKind_ = ErrorKind::Timeout;
-    hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
-                            "; ", lateRanks(), kFindDelay);
+    stopKind_ = ErrorKind::Timeout;
+    stopCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(signature_), "; ",
+                        lateRanks(), kFindDelay);
     return true;
   }
   return false;
@@ -248,7 +250,7 @@ bool SegmentStream::hopeless() {
 
 // A peer that died or left makes the wait hopeless if it is the awaited one, or if it has not
 // arrived. A peer that died after it published all that this rank needs does not.
-bool SegmentStream::checkWorthlessPeers() {
+bool SegmentStream::checkLostPeers() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const bool arrived =
@@ -261,8 +263,8 @@ bool SegmentStream::checkWorthlessPeers() {
               next_) {
         continue;
       }
-      hopelessKind_ = ErrorKind::Backend;
-      hopelessCause_ = memory_.causeOfSilence(memberOf(peer), describe(arrival_));
+      stopKind_ = ErrorKind::Backend;
+      stopCause_ = memory_.causeOfSilence(memberOf(peer), describe(signature_));
       return true;
     }
   }
@@ -310,12 +312,12 @@ std::string SegmentStream::lateRanks() const {
   return "all ranks arrived, still waiting for " + stalled;
 }
 
-void SegmentStream::raise() {
+void SegmentStream::throwStopReason() {
   if (memory_.aborted()) {
     memory_.passOn();  // the rank that recorded it here may have died before it reached all
     memory_.throwAborted(prefix());
   }
-  fail(hopelessKind_, hopelessCause_);
+  fail(stopKind_, stopCause_);
 }
 
 void SegmentStream::fail(ErrorKind kind, const std::string& cause) {

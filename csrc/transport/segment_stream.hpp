@@ -42,7 +42,7 @@ struct Segment {
   bool large = false;  // it lies in the large ring
 };
 
-class SegmentStream : private WaitGuard {
+class SegmentStream : private WaitPolicy {
  public:
   /// `members`: the group's ranks that share this stream, this one included; their blocks are
   /// bound. All functions below identify a peer by its place in `members`.
@@ -65,16 +65,16 @@ class SegmentStream : private WaitGuard {
   /// Starts a collective: announces its signature. `expectedCount[peer]` is the number of elements
   /// that each peer must announce; empty: as many as this rank. `splits` are the bytes sent to each
   /// peer and expected from each (all_to_all), or nullptr.
-  void begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
+  void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
              const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
   /// in the large ring, whatever the size. Readers may write only there, because only that ring's
   /// memory is kept for late writers.
-  Segment place(std::size_t bytes, bool large = false);
+  Segment reserve(std::size_t bytes, bool large = false);
   /// Undoes the placing of all segments after `last` in the present collective. This rank has
   /// published none of them, but may have written them.
-  void placeAfter(const Segment& last) {
-    placed_ = last.end;
+  void releaseAfter(const Segment& last) {
+    reserved_ = last.end;
     large_ = last.large;
   }
   /// Ends the collective. This rank must have published and consumed all that it placed.
@@ -114,7 +114,7 @@ class SegmentStream : private WaitGuard {
   /// Waits until all peers have consumed the segment; returns this rank's memory of it.
   std::uint8_t* awaitConsumed(const Segment& segment);
   /// What the peer announced for the present collective; valid once awaited.
-  const Arrival& arrivalOf(int peer) const;
+  const Signature& signatureOf(int peer) const;
   std::uint64_t splitOf(int peer, int destination) const;
   std::uint64_t expectedBy(int peer, int source) const;
   /// Marks all peers' segments, up to and including this one, as consumed by this rank.
@@ -147,10 +147,10 @@ class SegmentStream : private WaitGuard {
   std::uint8_t* scratch(std::size_t bytes);
 
  private:
-  bool hopeless() override;
-  [[noreturn]] void raise() override;
+  bool shouldStop() override;
+  [[noreturn]] void throwStopReason() override;
   TimePoint deadline() const override { return deadlineAfter(deadline_, 3 * grace_); }
-  bool checkWorthlessPeers();
+  bool checkLostPeers();
   char stateOf(int peer) const;
   Milliseconds patience() const;
   std::string lateRanks() const;
@@ -169,27 +169,27 @@ class SegmentStream : private WaitGuard {
   std::atomic<bool> streamed_{false};
 
   std::uint64_t next_ = 0;           // where the present (or next) collective begins
-  std::uint64_t placed_ = 0;         // where the next segment begins
+  std::uint64_t reserved_ = 0;       // where the next segment begins
   std::uint64_t consumedByAll_ = 0;  // as of the last read
   bool large_ = false;               // a large segment was placed in the present collective
-  std::uint64_t collectives_ = 0;    // ended so far; its parity selects the arrival line
-  Arrival arrival_{};
+  std::uint64_t collectives_ = 0;    // ended so far; its parity selects the signature
+  Signature signature_{};
   std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
   TimePoint deadline_;
   Milliseconds timeout_{};
   Milliseconds grace_{};
-  int awaited_ = -1;           // peer that the present wait is for
-  std::string hopelessCause_;  // set by hopeless()
-  ErrorKind hopelessKind_ = ErrorKind::Backend;
+  int awaited_ = -1;       // peer that the present wait is for
+  std::string stopCause_;  // set by shouldStop()
+  ErrorKind stopKind_ = ErrorKind::Backend;
   std::vector<std::uint8_t> scratch_;
 };
 
 /// Whether two ranks' signatures describe the same collective; `expected` is the count that
 /// `theirs` must have.
-bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected);
+bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected);
 
 /// "all_reduce(seq 17, float32[1000], SUM)"
-std::string describe(const Arrival& arrival);
+std::string describe(const Signature& signature);
 
 }  // namespace fastcoll

@@ -21,13 +21,13 @@
 namespace fastcoll {
 
 /// The checks of a wait between slices.
-class WaitGuard {
+class WaitPolicy {
  public:
-  virtual ~WaitGuard() = default;
+  virtual ~WaitPolicy() = default;
   /// True if the wait is hopeless (a rank died, time is up); may throw on Ctrl-C.
-  virtual bool hopeless() = 0;
+  virtual bool shouldStop() = 0;
   /// Called if the wait is hopeless and the word is still not ready. Throws.
-  [[noreturn]] virtual void raise() = 0;
+  [[noreturn]] virtual void throwStopReason() = 0;
   virtual TimePoint deadline() const = 0;
 };
 
@@ -36,7 +36,7 @@ constexpr int kBriefSpins = 128;  // a few microseconds without a system call
 
 template <typename Ready>
 void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& waiters,
-            Ready ready, int spinMicros, WaitGuard& guard) {
+            Ready ready, int spinMicros, WaitPolicy& policy) {
   if (ready(word.load(std::memory_order_acquire))) return;
   if (spinMicros > 0) {
     for (int i = 0; i < kBriefSpins; ++i) {
@@ -54,15 +54,15 @@ void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& 
     } while (Clock::now() < end);
   }
   for (;;) {
-    if (guard.hopeless()) {
+    if (policy.shouldStop()) {
       // The peer may have written the word before it exited; then the word counts.
       if (ready(word.load(std::memory_order_acquire))) return;
-      guard.raise();
+      policy.throwStopReason();
     }
     waiters.fetch_add(1, std::memory_order_seq_cst);
     const std::uint64_t seen = word.load(std::memory_order_seq_cst);
     if (!ready(seen)) {
-      const auto left = guard.deadline() - Clock::now();
+      const auto left = policy.deadline() - Clock::now();
       const auto slice = std::min<std::chrono::nanoseconds>(
           kWaitSlice, std::chrono::duration_cast<std::chrono::nanoseconds>(left));
       futexWait(lowHalf(&word), static_cast<std::uint32_t>(seen), slice);

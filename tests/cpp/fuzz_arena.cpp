@@ -55,7 +55,7 @@ std::vector<fuzz::Bytes> fuzz::seeds() {
                                 kBlock / 8,
                                 kBlock / 8 + 1,
                                 (kBlock + offsetof(ControlBlock, largeRing)) / 8,
-                                (kBlock + offsetof(ControlBlock, arrivals)) / 8 + 3,
+                                (kBlock + offsetof(ControlBlock, signatures)) / 8 + 3,
                                 (kBlock + offsetof(ControlBlock, abort)) / 8};
   const std::uint64_t values[] = {0,
                                   1,
@@ -112,7 +112,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       memory->hasLeft(1);
       memory->isMutual(1, nonce);
       for (const std::uint64_t offset :
-           {block.largeRing.load(), block.arrivals[0].direct, block.arrivals[1].count}) {
+           {block.largeRing.load(), block.signatures[0].direct, block.signatures[1].count}) {
         for (const std::size_t bytes : {std::size_t{1}, std::size_t{16384}, ~std::size_t{0}}) {
           try {
             const std::uint8_t* there = memory->inPeer(1, offset, bytes);

@@ -190,7 +190,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout, std::share
   completion = std::make_shared<Completion>();
   request.collective = plan.collective;
   request.dtype = plan.narrow ? DType::BFloat16 : plan.dtype;
-  request.widened = plan.narrow && plan.collective == Collective::ReduceScatter;
+  request.outputFloat32 = plan.narrow && plan.collective == Collective::ReduceScatter;
   if (plan.measured) request.squares = &squares_;
   request.op = plan.op;
   request.root = plan.root;
@@ -329,7 +329,7 @@ Message Job::sink(std::size_t count, std::function<double(std::size_t)> value, s
   if (data == nullptr) data = buffer(bytes);
   std::memset(data, 0xa5, bytes);
   expected_.push_back({data, count, std::move(value)});
-  return message(data, bytes, request.widened);
+  return message(data, bytes, request.outputFloat32);
 }
 
 void Job::verify() const {

@@ -41,7 +41,7 @@ class Scratch {
 /// that it waits for has not completed the collective before.
 constexpr Milliseconds kGrace{300};
 
-struct Spanning {
+struct MultiHost {
   Hosts hosts;
   SegmentStream* stream = nullptr;  // of this host's ranks, if there are several
   std::unique_ptr<Links> links;     // of the leader
@@ -66,10 +66,10 @@ struct Spanning {
 
 /// Runs the collective. After an exception, no thread uses the request's memory once the borrowed
 /// `connections` are given back. `prefix` begins error messages.
-void runSpanning(Spanning& spanning, const Request& request, std::string prefix);
+void runMultiHost(MultiHost& multiHost, const Request& request, std::string prefix);
 
-void hierarchicalReduce(Spanning& spanning, const Request& request);
-void hierarchicalBroadcast(Spanning& spanning, const Request& request);
-void hierarchicalExchange(Spanning& spanning, const Request& request);
+void hierarchicalReduce(MultiHost& multiHost, const Request& request);
+void hierarchicalBroadcast(MultiHost& multiHost, const Request& request);
+void hierarchicalExchange(MultiHost& multiHost, const Request& request);
 
 }  // namespace fastcoll

@@ -1,12 +1,12 @@
 // The sum over all ranks of a group from partial sums of hosts. It is the same tree over the ranks
 // that reduce/reduce.hpp defines, whichever host evaluates which part of it.
 //
-// A block is the widest subtree whose ranks are all on one host. Its sum is a partial result: in
+// A subtree here is the widest whose ranks are all on one host. Its sum is a partial result: in
 // the accumulate dtype, neither divided nor rounded. Ranks 0 to 3 on one host and 4 to 7 on another
-// are two blocks. If ranks alternate between hosts, every rank is a block, and its operand is its
-// partial result. With a 16-bit wire dtype each partial result is rounded to it once, to send fewer
-// bytes. In an average over unequal blocks it is not. The result's bits then depend on which ranks
-// share a host.
+// are two subtrees. If ranks alternate between hosts, every rank is a subtree, and its operand is
+// its partial result. With a 16-bit wire dtype each partial result is rounded to it once, to send
+// fewer bytes. In an average over unequal subtrees it is not. The result's bits then depend on
+// which ranks share a host.
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,25 @@
 namespace fastcoll {
 
 /// Ranks [first, first + count) of the group.
-struct Block {
+struct Subtree {
   int first;
   int count;
   int host;
-  int index;  // among the blocks of its host
+  int index;  // among the subtrees of its host
 };
 
-/// All blocks, in order of their ranks.
-std::vector<Block> blocksOf(const Hosts& hosts);
+/// All subtrees, in order of their ranks.
+std::vector<Subtree> subtreesOf(const Hosts& hosts);
 
-class BlockSum {
+class PartialSum {
  public:
-  BlockSum(const Request& request, const Hosts& hosts);
+  PartialSum(const Request& request, const Hosts& hosts);
 
-  std::size_t count() const { return blocks_.size(); }
-  const Block& block(std::size_t i) const { return blocks_[i]; }
-  /// The number of a host's blocks; and the bytes of a partial result that it sends for `bytes` of
-  /// an operand. A host whose blocks are all single ranks sends 16-bit operands unchanged.
-  std::size_t blocks(int host) const { return of_[host].size(); }
+  std::size_t count() const { return subtrees_.size(); }
+  const Subtree& subtree(std::size_t i) const { return subtrees_[i]; }
+  /// The number of a host's subtrees; and the bytes of a partial result that it sends for `bytes`
+  /// of an operand. A host whose subtrees are all single ranks sends 16-bit operands unchanged.
+  std::size_t subtrees(int host) const { return of_[host].size(); }
   std::size_t partialBytes(int host, std::size_t bytes) const {
     return isShortOf(host) ? bytes : bytes * widening_;
   }
@@ -48,11 +48,11 @@ class BlockSum {
   /// Whether the host's partial results are the operands themselves.
   bool plain(int host) const { return plain_[host]; }
 
-  /// Sums block `index` of this host: `operands[place]` is the operand of the host's rank at
+  /// Sums subtree `index` of this host: `operands[place]` is the operand of the host's rank at
   /// `place`.
   void partial(int index, const std::vector<const std::uint8_t*>& operands, std::size_t bytes,
                std::uint8_t* out);
-  /// Sums the partial results of all blocks, for `bytes` of an operand, and writes the result.
+  /// Sums the partial results of all subtrees, for `bytes` of an operand, and writes the result.
   /// `out` may be one of them.
   void total(const std::vector<const std::uint8_t*>& partials, std::size_t bytes,
              std::uint8_t* out);
@@ -62,7 +62,7 @@ class BlockSum {
 
   struct Part {
     int first, count;
-    int block;        // or -1: the sum of `left` and `right`
+    int subtree;      // or -1: the sum of `left` and `right`
     int left, right;  // parts
   };
   int plan(int first, int count);
@@ -70,7 +70,7 @@ class BlockSum {
   std::uint8_t* temporary(int part) { return temporaries_.data() + part * kStep; }
 
   const Hosts& hosts_;
-  std::vector<Block> blocks_;
+  std::vector<Subtree> subtrees_;
   bool narrowed_;  // partial results are rounded
   Request inner_;  // of a partial result
   DType accumulate_;
@@ -79,13 +79,13 @@ class BlockSum {
   const WireCast* cast_;  // set for 16-bit dtypes
   ReduceFn combine_, finish_;
   double divisor_;
-  std::vector<std::vector<Block>> of_;
+  std::vector<std::vector<Subtree>> of_;
   std::vector<bool> plain_;
-  std::vector<SegmentReducer> reducers_;  // of this host's blocks
+  std::vector<SegmentReducer> reducers_;  // of this host's subtrees
   std::vector<int> places_;               // where each of them begins among the host's ranks
   std::vector<Part> parts_;
   int root_;
-  bool even_;  // the blocks are the leaves of a tree of the same form
+  bool even_;  // the subtrees are the leaves of a tree of the same form
   std::vector<std::uint8_t> temporaries_;
   std::vector<const void*> sources_;
   const std::vector<const std::uint8_t*>* partials_ = nullptr;

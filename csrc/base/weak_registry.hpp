@@ -37,7 +37,7 @@ class PerProcess {
 /// Holds weak pointers. A forked child sees none of its parent's objects. Use it as a static that
 /// is never destroyed.
 template <typename T>
-class Living {
+class WeakRegistry {
  public:
   void add(const std::shared_ptr<T>& one) {
     State& now = state_.get();

@@ -27,11 +27,11 @@ namespace fastcoll {
 /// adds 1, and a process that ends its wait adds kOver. The first addition decides. A process that
 /// ends its wait second connects first, and then raises: see throwIfOver(). A process that finds
 /// second waits until its own timeout or fault.
-class PatientStore : public c10d::Store {
+class PollingStore : public c10d::Store {
  public:
   /// `decision`: the counter's key, the same in both processes of a connection. Calls `look` during
   /// a wait. A wait ends after `timeout`, or when `look` throws.
-  PatientStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
+  PollingStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
                std::chrono::milliseconds timeout, std::function<void()> look)
       : c10d::Store(timeout),
         store_(std::move(store)),
@@ -43,7 +43,7 @@ class PatientStore : public c10d::Store {
     if (over_ != nullptr) std::rethrow_exception(over_);
   }
   c10::intrusive_ptr<c10d::Store> clone() override {  // used by one thread
-    return c10::intrusive_ptr<PatientStore>::reclaim_copy(this);
+    return c10::intrusive_ptr<PollingStore>::reclaim_copy(this);
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     store_->set(key, value);
