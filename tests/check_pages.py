@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+GLOSSARY = "docs/project/glossary.md"
 MESSAGES = "docs/faults/messages.md"
 REFERENCE = "docs/reference/python.md"
 
@@ -223,6 +224,22 @@ def _texts(file: Path) -> Iterator[str]:
     yield from (text for text in literals if isinstance(text, str) and " " in text)
 
 
+def glossary() -> Iterator[str]:
+    """No source has a name in the last column of the glossary."""
+    names = {
+        name: row.split(" | ")[0].removeprefix("| ")
+        for row in re.findall(r"^\| .* \|$", read(GLOSSARY), re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", row.rpartition(" | ")[2])
+    }
+    if not names:
+        yield f"{GLOSSARY}: no name to avoid"
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    for file in _sources():
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            for name in pattern.findall(line):
+                yield f"{file.relative_to(ROOT)}:{number}: {name}: {GLOSSARY} has {names[name]!r}"
+
+
 def releases() -> Iterator[str]:
     """The workflows and the Makefile name the same releases of torch as build_backend/supported.py."""
     supported = load("build_backend/supported.py")
@@ -237,7 +254,10 @@ def releases() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    everything = (links, blocks, variables, errors, interface, tables, figures, language, releases)
+    everything = (
+        *(links, blocks, variables, errors, interface, tables, figures),
+        *(language, glossary, releases),
+    )
     checks = (links, blocks) if sys.argv[1:] == ["--links"] else everything
     problems = [problem for check in checks for problem in check()]
     print(*problems, sep="\n", end="\n" if problems else "")
