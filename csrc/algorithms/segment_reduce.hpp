@@ -136,7 +136,7 @@ class SegmentReducer {
   double* squares_;
   SquaresFn squaresOf_;
   std::vector<const void*> sources_;
-  std::vector<std::uint8_t> rows_;  // a block of each source, widened
+  std::vector<std::uint8_t> rows_;  // a block of each source, as float32
 };
 
 }  // namespace fastcoll

@@ -41,8 +41,9 @@ bool areEqual(const std::vector<Subtree>& subtrees) {
                      [&](const Subtree& subtree) { return subtree.count == subtrees[0].count; });
 }
 
-/// The request that sums one subtree: the same, but without division and rounding. If `narrowed`,
-/// the partial result is rounded, and an average is the subtree's own, which cannot overflow.
+/// The request that sums one subtree: the same, but without division and rounding. If
+/// `hasWireDtype`, the partial result is rounded, and an average is the subtree's own, which cannot
+/// overflow.
 Request innerOf(const Request& request, bool hasWireDtype) {
   Request inner;
   inner.dtype = request.dtype;

@@ -11,7 +11,7 @@
 // Bytes that a host sends, for H hosts and a message of B: (H - 1) P in one step; in two steps
 //         (H - 1) / H (P + B); reduce-scatter (H - 1) / H P. P, the host's partial results, is B
 //         times its number of subtrees. That is 1 if its ranks are an aligned run. Partial results
-//         of 16-bit types that are not narrowed are twice as wide if a subtree is more than a rank.
+//         of 16-bit tensors are float32 if a subtree has several ranks.
 #include <algorithm>
 #include <cstring>
 

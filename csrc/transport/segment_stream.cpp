@@ -248,8 +248,8 @@ bool SegmentStream::shouldStop() {
   return false;
 }
 
-// A peer that died or left makes the wait hopeless if it is the awaited one, or if it has not
-// arrived. A peer that died after it published all that this rank needs does not.
+// A peer that died or left ends the wait if it is the awaited one, or if it has not arrived. A peer
+// that died after it published all that this rank needs does not.
 bool SegmentStream::checkLostPeers() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;

@@ -24,9 +24,9 @@ namespace fastcoll {
 class WaitPolicy {
  public:
   virtual ~WaitPolicy() = default;
-  /// True if the wait is hopeless (a rank died, time is up); may throw on Ctrl-C.
+  /// True if the word will never be ready, or not in time; may throw on Ctrl-C.
   virtual bool shouldStop() = 0;
-  /// Called if the wait is hopeless and the word is still not ready. Throws.
+  /// Called after shouldStop(), if the word is still not ready.
   [[noreturn]] virtual void throwStopReason() = 0;
   virtual TimePoint deadline() const = 0;
 };
