@@ -37,9 +37,9 @@ WorkRef ProcessGroupFastcoll::allGatherLists(const CallSite& site,
     for (std::size_t rank = 0; rank < list.size(); ++rank) {
       sameType(site, input, list[rank]);
       even = even && list[rank].numel() == input.numel();
-      // NCCL takes outputs of other lengths, Gloo refuses them. So do we, each on its devices. But
-      // NCCL has no such call of several inputs.
-      if (!input.is_cpu() && rank != mine && inputs.size() == 1) continue;
+      // NCCL takes outputs of other lengths in all_gather, Gloo refuses them. So do we, each on its
+      // devices.
+      if (!input.is_cpu() && rank != mine && site.type == &calls::AllGather) continue;
       asLongAs(site, input, "output", rank, list[rank], place,
                ". Pad the tensors, or use all_to_all");
     }

@@ -1,6 +1,6 @@
 // NCCL's calls that move data, made by the addresses of its functions. CuPy loads the library, and
-// makes and owns the communicators, so NCCL is neither included nor linked here. No call
-// takes the GIL. Numbers are those of NCCL's public header.
+// fastcoll.cuda makes the communicators, so NCCL is neither included nor linked here. No call takes
+// the GIL. Numbers are those of NCCL's public header.
 #pragma once
 
 #include <atomic>

@@ -49,10 +49,11 @@ std::string PeerNews::heard() const {
 }
 
 /// The keys also of meetings with one rank alone: that rank passes the fault on to its other peers.
+/// A meeting of all ranks comes first, because the first key names the fault that came before.
 std::vector<std::string> PeerNews::faultKeys() const {
   std::vector<std::string> keys;
   for (const Meeting& meeting : communicators_->meetings()) {
-    keys.push_back(faultKey(meeting.instance));
+    keys.insert(meeting.peer < 0 ? keys.begin() : keys.end(), faultKey(meeting.instance));
   }
   return keys;
 }
@@ -65,6 +66,10 @@ void PeerNews::enqueue(std::function<void()> job) {
 }
 
 void PeerNews::tell(const std::string& cause, std::string progress, Milliseconds patience) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    startLocked();  // throws here, not in publish(), which would then publish nothing
+  }
   const std::string mine = cause.empty() ? heard() : concat("rank ", rank_, ": ", cause);
   errors_.publish(faultKeys(), {ErrorKind::Backend, mine}, Milliseconds(0));
   reports_ = !cause.empty();

@@ -31,7 +31,7 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
   /// Starts the thread, if it does not run. It polls for faults of other ranks and calls `onTick`
   /// once a second: no driver can block this thread. Throws std::system_error.
   void start(std::function<void()> onTick);
-  /// The first fault that another rank reported, or "".
+  /// The first fault that a rank reported, or "": another rank, unless tell() came first.
   std::string heard() const;
   /// Reports this rank's fault and progress to the others; `cause` is "" in answer to their fault.
   /// Then polls for their progress, at most for `patience`. Returns at once.

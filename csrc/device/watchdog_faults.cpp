@@ -82,8 +82,11 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
     try {
       abortCommunicators();
     } catch (const std::exception& error) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      aborting_ = false;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        aborting_ = false;
+        changed_.notify_all();
+      }
       log(LogLevel::Warn,
           concat("no thread could be started for the abort: ", error.what(), kMoreThreads));
     }

@@ -144,8 +144,7 @@ class CudaEngine:
         self._member = Member(group, rank, size)
         self._timeout = timeout
         self._device_type = device_type
-        self._making: defaultdict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
-        self._of_all = threading.Lock()
+        self._making: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by pair
         self._made: Counter[int] = Counter()  # communicators that each pair's ranks began to make
         self._splits = 0
         self._pools = RegisteredPools(self.communicators)
@@ -165,8 +164,8 @@ class CudaEngine:
             ValueError: There is no communicator, and none can be made while a stream is being captured.
         """
         key = (device, pair)
-        # One lock for each pair, so pairs do not wait for each other; communicators of all ranks are made in turn.
-        with self._of_all if pair < 0 else self._making[key]:
+        # Pairs do not wait for each other. Communicators of the same ranks are made in turn, because _made counts them.
+        with self._making[pair]:
             if key in self._known:
                 return
             if self._over.is_set():

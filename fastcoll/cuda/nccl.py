@@ -1,4 +1,4 @@
-"""NCCL's communicators, owned through CuPy.
+"""NCCL's communicators. CuPy makes a group's first one; parts, and those with a config, are made by NCCL's functions.
 
 ``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes, and a stream's handle; it takes no tensors and
 waits for no stream. Its calls release the GIL, and go through C++ (csrc/device/nccl.cpp), as the engine's do. A
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import threading
 import time
@@ -225,6 +226,7 @@ class NcclCommunicator:
             )
         part = LibraryCommunicator(self.library)
         where = self.library, self.member, "nccl_split"
+        check = functools.partial(self._check, "nccl_split")
         end = time.monotonic() + self.timeout
 
         def divide() -> None:
@@ -246,15 +248,18 @@ class NcclCommunicator:
             # A split may continue after its call has returned, whatever its status. "In progress" is then the status
             # of the whole communicator; when it ends, the part gets its handle.
             finish(*where, call.result)
-            settle(*where, self._raw.comm, end, late)
+            settle(*where, self._raw.comm, end, late, check)
             if color >= 0:
                 while not part.comm:
+                    check()
                     if time.monotonic() >= end:
                         raise late(
                             "NCCL has not made this rank's part. Set NCCL_DEBUG=INFO to see what it waits for."
                         )
                     time.sleep(_POLL)
-                settle(*where, part.comm, end, late)
+                settle(*where, part.comm, end, late, check)
+                rank = self.library.number("ncclCommUserRank", part.comm)
+                member = Member(group, rank, self.library.number("ncclCommCount", part.comm))
         except BaseException as error:
             incref(part)  # NCCL may still write its handle
             if part.comm and call.wait(0):  # an abort might free what a running split still uses
@@ -264,8 +269,6 @@ class NcclCommunicator:
             raise
         if color < 0:
             return None
-        rank = self.library.number("ncclCommUserRank", part.comm)
-        member = Member(group, rank, self.library.number("ncclCommCount", part.comm))
         return NcclCommunicator(part, member, self.device, self.timeout, self.library)
 
     def abort(
@@ -302,7 +305,7 @@ class NcclCommunicator:
     def abort_at_exit(self) -> None:
         """Aborts, and returns when NCCL does; does nothing if an abort or destroy has begun."""
         with self._lock:
-            busy = self._closed is not None
+            busy = self.closed is not None  # the watchdog's abort counts too
             self._closed = self._closed or "the process ends"
         self.calls.end()
         if not busy:
@@ -319,7 +322,8 @@ class NcclCommunicator:
     ) -> bool:
         limit = ABORT_SECONDS if seconds is None else seconds
         with self._lock:
-            if self._forgotten:
+            aborted_elsewhere = self._closed is None and self.closed is not None
+            if self._forgotten or aborted_elsewhere:  # its memory is freed
                 return True
             if self._ending is None:
                 self._closed = self._closed or reason

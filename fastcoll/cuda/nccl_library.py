@@ -1,7 +1,6 @@
 """The NCCL that CuPy loaded: its path, its version, and the functions that CuPy does not bind.
 
-Nothing here loads a library. CuPy loads NCCL and owns communicators. Functions that CuPy lacks are looked up by name
-in the same library.
+Nothing here loads a library: CuPy loads NCCL. Functions that CuPy lacks are looked up by name in the same library.
 """
 
 from __future__ import annotations

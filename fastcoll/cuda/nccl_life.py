@@ -73,7 +73,7 @@ def is_ending() -> bool:
 
 
 def incref(raw: Any) -> None:
-    """Keeps a CuPy object from being collected, even when the interpreter ends."""
+    """Keeps a communicator's object from being collected, even when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
 
 

@@ -59,6 +59,7 @@ def settle(
     communicator: int,
     end: float,
     late: Callable[[str], dist.DistBackendError],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Waits until a communicator is no longer in progress.
 
@@ -69,12 +70,20 @@ def settle(
         communicator: NCCL's handle.
         end: When to stop waiting, on the clock of ``time.monotonic``.
         late: Makes the error for a wait that timed out.
+        check: Called before each poll; raises if the communicator was aborted, because its memory is then freed.
 
     Raises:
         DistBackendError: The call failed, or was still in progress at the end.
     """
     pause = _SHORTEST
-    while (status := library.number("ncclCommGetAsyncError", communicator)) == IN_PROGRESS:
+    while True:
+        check()
+        try:
+            status = library.number("ncclCommGetAsyncError", communicator)
+        except StatusError as error:
+            raise translated(library, member, what, error) from None
+        if status != IN_PROGRESS:
+            break
         if time.monotonic() >= end:
             raise late("NCCL is still running; set NCCL_DEBUG=INFO to see what it waits for")
         time.sleep(pause)

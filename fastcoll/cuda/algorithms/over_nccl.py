@@ -64,11 +64,10 @@ def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> P
     address = memory.data_ptr()
     bucket = context.view(address, elements, call.dtype)
     whole = (address, elements)
+    communicator, stream, dtype, op = context.communicator, context.stream, call.dtype, call.op
 
     def reduce_bucket(_source: int, _out: int) -> None:
-        context.communicator.issue(
-            "all_reduce", call.dtype, whole, whole, context.stream, op=call.op
-        )
+        communicator.issue("all_reduce", dtype, whole, whole, stream, op=op)
 
     launches = (
         copy_in(pieces, call.dtype, bucket, context),
