@@ -42,9 +42,9 @@ struct ArenaHeader {
   std::uint64_t magic;
   std::uint32_t abi;
   std::uint32_t pid;  // in the owner's pid namespace; for error texts and the process state
-  std::uint64_t pidNamespace;
   Nonce128 nonce;
   std::uint64_t bytes;
+  std::uint64_t pidNamespace;  // of the owner
   /// Thread id of the owner's keeper thread; the kernel ORs in FUTEX_OWNER_DIED when it dies.
   alignas(64) std::atomic<std::uint32_t> life;
   /// 1 after a clean leave; distinguishes an exit from a crash.
