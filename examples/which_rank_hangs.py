@@ -70,7 +70,7 @@ def start_ranks_and_compare() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("fault", choices=["missing", "mismatch", "died"])
-    parser.add_argument("--timeout", type=float, default=2, help="of the group, in seconds")
-    parser.add_argument("--sleep", type=float, default=4, help="of rank 1, in seconds")
+    parser.add_argument("--timeout", type=float, default=10, help="of the group, in seconds")
+    parser.add_argument("--sleep", type=float, default=20, help="of rank 1, in seconds")
     options = parser.parse_args()
     main(**vars(options)) if "RANK" in os.environ else start_ranks_and_compare()
