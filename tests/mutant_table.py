@@ -267,8 +267,8 @@ MUTANTS = (
         "average_between_hosts_divided_by_hosts",
         "hosts",
         "csrc/hosts/partial_sum.cpp",
-        "static_cast<double>(blocks_.size()) : hosts.size())",
-        "static_cast<double>(blocks_.size()) : hosts.count())",
+        "static_cast<double>(subtrees_.size()) : hosts.size())",
+        "static_cast<double>(subtrees_.size()) : hosts.count())",
         ("tests/transport/test_hosts.py",),
     ),
     # --- device tensors --------------------------------------------------------------------------
