@@ -103,9 +103,7 @@ std::string Communicators::asyncError() const {
   }
   for (const One& one : all) {
     const NcclFunctions& nccl = one.calls->functions();
-    int status = kSuccess;
-    const int asked = nccl.commGetAsyncError(handleOf(*one.calls), &status);
-    if (asked != kSuccess) status = asked;
+    const int status = nccl.statusOf(one.calls->communicator());
     if (status == kSuccess || status == kInProgress) continue;
     return concat("NCCL reported an error on communicator ", one.name, ": ",
                   nccl.getErrorString(status), " (status ", status,

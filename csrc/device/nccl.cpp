@@ -139,6 +139,13 @@ std::string NcclFunctions::describe(int status) const {
                 ". ", remedyFor(status));
 }
 
+int NcclFunctions::statusOf(std::uintptr_t communicator) const {
+  const std::lock_guard<std::mutex> asking(asking_);
+  int status = kSuccess;
+  const int asked = commGetAsyncError(reinterpret_cast<void*>(communicator), &status);
+  return asked == kSuccess ? status : asked;
+}
+
 // --- calls ---------------------------------------------------------------------------------------
 
 struct NcclCalls::Prepared {
@@ -315,9 +322,7 @@ void NcclCalls::finish(int status) const {
   const auto end = std::chrono::steady_clock::now() + patience_;
   while (status == kInProgress) {
     throwIfEnded();
-    const int asked =
-        functions_->commGetAsyncError(reinterpret_cast<void*>(communicator_), &status);
-    if (asked != kSuccess) status = asked;
+    status = functions_->statusOf(communicator_);
     if (status != kInProgress) break;
     if (std::chrono::steady_clock::now() >= end) {
       throw Error(

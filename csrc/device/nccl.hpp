@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,12 @@ struct NcclFunctions {
 
   /// The text of a status: NCCL's name for it, NCCL's last error, and a remedy.
   std::string describe(int status) const;
+  /// Asks for a communicator's status, in turn: of a nonblocking one NCCL joins its thread there,
+  /// and both the watchdog and the caller ask.
+  int statusOf(std::uintptr_t communicator) const;
+
+ private:
+  mutable std::mutex asking_;
 };
 
 /// The calls of one communicator. One thread at a time, except end().

@@ -111,7 +111,7 @@ void PointToPoint::ring(int rank) {
   // A peer may have found this rank first. It cannot be rung before this rank has bound it, so it
   // polls until then.
   if (!self && !memory_.isBound(rank)) return;
-  Doorbell& bell = (self ? memory_.own() : memory_.block(rank)).doorbell;
+  Doorbell& bell = memory_.doorbell(rank);
   if (bell.waiters.load(std::memory_order_seq_cst) == 0) return;
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
   futexWakeAll(lowHalf(&bell.rings));

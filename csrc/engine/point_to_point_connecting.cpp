@@ -175,14 +175,12 @@ void PointToPoint::connectPeers() {
     for (const int rank : moved) peers_[rank].elsewhere = false;
     for (const auto& [rank, name] : met) {
       peers_[rank].connecting = true;
-      pause = kFirstPause;
-      try {
-        startJob([this, peer = rank, name = name] { connectTo(peer, name); });
-      } catch (const std::exception&) {  // no thread: do it here
-        lock.unlock();
-        connectTo(rank, name);
-        lock.lock();
-      }
+      startJob([this, peer = rank, name = name] { connectTo(peer, name); });
+    }
+    // That job may have to wait for this thread; the next look starts another one here.
+    if (!met.empty()) {
+      wakeBackground();
+      break;
     }
     lock.unlock();
     std::this_thread::sleep_for(pause);

@@ -1,7 +1,6 @@
 // Faults of point-to-point: a peer dies or leaves, an operation times out, or the group has failed.
 #include <utility>
 
-#include "../base/topology.hpp"
 #include "point_to_point.hpp"
 
 namespace fastcoll {
@@ -87,8 +86,7 @@ void PointToPoint::checkFaults(Finished& finished) {
       kind = ErrorKind::Timeout;
       std::string state;
       if (op->peer != kAnySource && memory_.isBound(op->peer)) {
-        const auto pid = static_cast<int>(memory_.process(op->peer).header().pid);
-        state = concat(" (state ", processState(pid), ")");
+        state = concat(" (state ", memory_.process(op->peer).state(), ")");
       } else if (op->peer != kAnySource) {
         const bool met = peers_[op->peer].channel != nullptr;
         state = met ? "" : ", which has not used the group for point-to-point with this rank";

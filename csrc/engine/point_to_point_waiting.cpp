@@ -85,7 +85,7 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
 /// something has moved, the doorbell has rung, or the operation is done.
 bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
                          std::chrono::nanoseconds most) {
-  auto& bell = memory_.own().doorbell;
+  Doorbell& bell = memory_.doorbell(memory_.rank());
   const ScopedCount<std::uint32_t> announced(bell.waiters);
   const std::uint64_t rings = bell.rings.load(std::memory_order_seq_cst);
   finished.clear();

@@ -1,7 +1,8 @@
 // A barrier over the rendezvous store that finds missing ranks. Its k-th call is the round "k" of a
 // Roster without an id. A rank's text in the round is its record's nonce when it has arrived. Rank
 // 0 posts its text last, as the verdict: its nonce, then "ok" or "missing". The nonces invalidate
-// what an earlier group of the same name left in the store.
+// what an earlier group of the same name left in the store. When a round ends well, all ranks have
+// left the one before, so its keys are deleted.
 #include <algorithm>
 
 #include "rendezvous.hpp"
@@ -12,7 +13,9 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
   const auto& id = memory_.identity();
   const std::string where = errorHead("monitored_barrier", id);
-  const std::string round = std::to_string(++monitored_);
+  const std::lock_guard<std::mutex> alone(barrierMutex_);
+  const std::string before = std::to_string(barrier_);
+  const std::string round = std::to_string(++barrier_);
   if (timeout.count() <= 0) {
     throw Error(ErrorKind::Timeout,
                 concat(where, "Rank ", id.rank, " timed out in monitoredBarrier after ",
@@ -36,7 +39,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     for (int looks = 0; !(verdict = posted(0)) && Clock::now() < last; pause(looks)) {
       throwIfCancelled();
     }
-    if (verdict == "ok") return;
+    if (verdict == "ok") return barriers_.erase(before);
     throw Error(
         ErrorKind::Timeout,
         concat(
@@ -56,7 +59,10 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     missing.erase(std::remove_if(missing.begin(), missing.end(),
                                  [&](int rank) { return posted(rank).has_value(); }),
                   missing.end());
-    if (missing.empty()) return barriers_.post(round, own + "ok");
+    if (missing.empty()) {
+      barriers_.post(round, own + "ok");
+      return barriers_.erase(before);
+    }
     if (late) break;
   }
   barriers_.post(round, own + "missing");

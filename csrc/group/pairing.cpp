@@ -31,6 +31,7 @@ bool Rendezvous::sharesHost(const GroupRecord& record) const {
 /// has no such block.
 bool Rendezvous::bind(const GroupRecord& record, Milliseconds patience) {
   const int peer = static_cast<int>(record.rank);
+  if (memory_.isConfirmed(peer) && memory_.nonceOf(peer) != record.nonce) return false;
   // The echo shows the peer which instance this rank means, even before the peer can be mapped.
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   for (const auto until = Clock::now() + patience;;) {

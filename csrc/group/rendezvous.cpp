@@ -252,8 +252,9 @@ Roster::IsCurrent Rendezvous::isCurrent() const {
 void Rendezvous::throwIfCancelled() const {
   checkInterrupt();
   if (cancelled_.load(std::memory_order_acquire)) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(), "the group was aborted while its ranks connected", kInitAgain));
+    throw GroupLost(
+        ErrorKind::Backend,
+        concat(prefix(), "the group was aborted while its ranks connected", kInitAgain));
   }
 }
 

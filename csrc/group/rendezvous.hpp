@@ -174,7 +174,8 @@ class Rendezvous {
   const std::int64_t made_ = millisSince1970();
   int next_ = 0;  // the rank that lookAtNext() checked last
   bool saidThatCame_ = false;
-  std::uint64_t monitored_ = 0;  // barriers
+  std::mutex barrierMutex_;  // held by a monitored barrier, so one runs at a time
+  std::uint64_t barrier_ = 0;
   std::atomic<bool> cancelled_{false};
   mutable std::atomic<std::int64_t> doubted_{0};  // first doubt of a record: ns since boot
   std::vector<GroupRecord> records_;

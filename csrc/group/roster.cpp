@@ -198,6 +198,12 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
   }
 }
 
+void Roster::erase(const std::string& round) noexcept {
+  Keys posted;
+  posted.insert(keys_.extract(roundKey(round, rank_)));
+  eraseAll(posted);
+}
+
 std::vector<int> Roster::missing(const std::string& round) {
   std::vector<int> ranks;
   for (int rank = 0; rank < size_; ++rank) {

@@ -62,6 +62,8 @@ class Roster {
   void post(const std::string& round, const std::string& text);
   /// A rank's text in a round; false if there is none yet.
   bool get(const std::string& round, int rank, std::string& text);
+  /// Deletes what this rank has posted in a round, as far as the store can.
+  void erase(const std::string& round) noexcept;
   /// The other ranks without a text in a round.
   std::vector<int> missing(const std::string& round);
   /// Deletes this rank's keys, as far as the store can. An exchange that ends deletes this rank's

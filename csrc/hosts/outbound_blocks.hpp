@@ -122,8 +122,7 @@ class OutboundBlocks {
     }
   }
 
-  // --- slices. One of the hosts `from` and `to` is this one.
-  // --------------------------------------
+  // --- slices; one of the hosts `from` and `to` is this one ----------------------------------
 
   /// Cuts blocks into slices of a length that is equal on all hosts. A rank's segment holds a slice
   /// of each of its blocks in a chunk. The leader's also holds one of each block that arrives.
@@ -254,8 +253,19 @@ class OutboundBlocks {
   }
   /// Bytes in the block for the first `receivers` ranks of host `to`.
   std::size_t carried(int from, std::size_t sender, int to, std::size_t receivers) const {
+    std::size_t first = 0;
+    if (is(Collective::Scatter)) {  // all receivers get as much
+      const std::size_t each = messageBytes(from, sender, to, 0);
+      return isLong(each) ? 0 : receivers * each;
+    }
+    if (is(Collective::Gather)) {  // only the root gets a message
+      if (hosts_.hostOf(request_.root) != to) return 0;
+      const auto& ranks = hosts_.ranks(to);
+      first = std::lower_bound(ranks.begin(), ranks.end(), request_.root) - ranks.begin();
+      receivers = std::min(receivers, first + 1);
+    }
     std::size_t sum = 0;
-    for (std::size_t p = 0; p < receivers; ++p) {
+    for (std::size_t p = first; p < receivers; ++p) {
       const std::size_t bytes = messageBytes(from, sender, to, p);
       if (!isLong(bytes)) sum += bytes;
     }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,7 +28,7 @@ inline std::size_t roundToPage(std::size_t bytes) {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
-    7;  // layout of shared memory, of network frames, and of records in the store
+    8;  // layout of shared memory, of network frames, and of records in the store
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 
@@ -36,6 +37,15 @@ constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 struct DirectoryEntry {
   std::atomic<std::uint64_t> nonce;
   std::atomic<std::uint64_t> offset;
+};
+
+/// Rung after any change that a rank's point-to-point must handle; on a fault or close too. It is
+/// in the header, not in a control block, because a peer may ring it after the group's memory is
+/// freed.
+struct alignas(64) Doorbell {
+  std::atomic<std::uint64_t> rings;
+  std::atomic<std::uint32_t>
+      waiters;  // threads of the owner that sleep on `rings`, or are about to
 };
 
 struct ArenaHeader {
@@ -50,6 +60,11 @@ struct ArenaHeader {
   /// 1 after a clean leave; distinguishes an exit from a crash.
   std::atomic<std::uint32_t> bye;
   char host[64];
+  /// Groups share them: a ring that was meant for another one wakes a sleeper in vain.
+  Doorbell doorbells[32];
+
+  /// The doorbell of the owner's group instance with this nonce.
+  Doorbell& doorbell(std::uint64_t instance) { return doorbells[instance % std::size(doorbells)]; }
 
   static constexpr std::size_t kDirectoryOffset = kPage;
   static constexpr std::size_t kDirectoryEntries = 4096;

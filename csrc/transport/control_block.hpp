@@ -3,7 +3,7 @@
 // instance nonce.
 //
 // Writers: the owner writes its identity, signatures, progress, splits and rings. Peers write
-// `waiters` (before they sleep on a word of this block), `doorbell` and `abort`.
+// `waiters` (before they sleep on a word of this block) and `abort`.
 #pragma once
 
 #include <atomic>
@@ -42,12 +42,6 @@ struct alignas(64) Progress {
   std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
 };
 
-/// Rung after any change that this rank's point-to-point must handle; on a fault or close too.
-struct alignas(64) Doorbell {
-  std::atomic<std::uint64_t> rings;
-  std::atomic<std::uint32_t> waiters;
-};
-
 /// The first fault of the group, written once; every member holds a copy. Meanwhile `state` names
 /// the writing rank, so its death in between is detected.
 struct alignas(64) AbortRecord {
@@ -71,7 +65,6 @@ struct ControlBlock {
   std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
   Signature signatures[2];
-  Doorbell doorbell;
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 

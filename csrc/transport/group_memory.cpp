@@ -16,11 +16,11 @@ namespace {
 // Time that a live writer may take for the few bytes of a fault.
 constexpr Milliseconds kWriting{100};
 
-void wakeSleepers(ControlBlock& block) noexcept {
+void wakeSleepers(ControlBlock& block, Doorbell& bell) noexcept {
   futexWakeAll(lowHalf(&block.progress.published));
   futexWakeAll(lowHalf(&block.progress.consumed));
-  block.doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
-  futexWakeAll(lowHalf(&block.doorbell.rings));
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futexWakeAll(lowHalf(&bell.rings));
 }
 
 }  // namespace
@@ -136,7 +136,8 @@ void GroupMemory::close(bool keep) noexcept {
 }
 
 void GroupMemory::leave() noexcept {
-  if (isOpen() && own().closed.exchange(1, std::memory_order_seq_cst) == 0) wakeSleepers(own());
+  if (!isOpen() || own().closed.exchange(1, std::memory_order_seq_cst) != 0) return;
+  wakeSleepers(own(), doorbell(rank()));
 }
 
 GroupMemory::~GroupMemory() {
@@ -322,8 +323,15 @@ void GroupMemory::tellAll(ErrorKind kind, std::string cause) noexcept {
     if (listens(peer)) told = record(recordOf(peer), kind, cause) || told;
   }
   for (int peer = 0; told && peer < identity_.size; ++peer) {
-    if (listens(peer)) wakeSleepers(peer == identity_.rank ? own() : block(peer));
+    if (!listens(peer)) continue;
+    wakeSleepers(peer == identity_.rank ? own() : block(peer), doorbell(peer));
   }
+}
+
+Doorbell& GroupMemory::doorbell(int ofRank) const {
+  if (ofRank == identity_.rank) return arena().header()->doorbell(identity_.nonce);
+  const Member& there = *member(ofRank);
+  return there.process->header().doorbell(there.nonce);
 }
 
 AbortRecord& GroupMemory::recordOf(int member) const {

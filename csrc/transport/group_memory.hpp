@@ -46,6 +46,8 @@ class GroupMemory {
   ControlBlock& own() const { return *own_.load(std::memory_order_acquire); }
   ControlBlock& block(int peer) const { return *member(peer)->block; }
   PeerProcess& process(int peer) const { return *member(peer)->process; }
+  /// The doorbell of this rank, or of a bound one. It lives as long as the process is mapped.
+  Doorbell& doorbell(int ofRank) const;
   Arena& arena() const { return *process_->arena(); }
   /// How the peers use memory of this rank.
   enum class Peers { Read, Write };

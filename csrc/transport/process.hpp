@@ -38,7 +38,7 @@ class PeerProcess {
 
   std::uint8_t* base() const { return base_; }
   std::size_t bytes() const { return bytes_; }
-  const ArenaHeader& header() const { return *reinterpret_cast<const ArenaHeader*>(base_); }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   /// Whether its keeper thread has ended, as the kernel marks it. One load; true within 0.1 ms of
   /// any death.
   bool died() const { return (header().life.load(std::memory_order_acquire) & kOwnerDied) != 0; }
