@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Run
 from fastcoll.bench.step_profile import StepProfile, profile_step
+from fastcoll.bench.table import Column, Table, times_text
 
 __all__ = ["Added", "added", "added_by_profile", "compare_steps"]
 
@@ -35,8 +36,9 @@ _BUCKETS: dict[str, dict[str, Any]] = {
     "default buckets": {},
     "one bucket": {"bucket_cap_mb": 1 << 20},
 }
-_LABEL_WIDTH = 36
-_TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
+_LABEL = Column("#", -36)
+_TIMES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
+_PROFILE = ("host(us)", "launches", "time(us)", "colls", "colls(us)", "calls")
 
 
 class _Step:
@@ -142,14 +144,10 @@ class Added(NamedTuple):
 
 def added(row: dict[str, Any]) -> list[Added]:
     """Returns the time that each case of a model adds, in the order of ``row["cases"]``."""
-    if not row["cases"]:
-        return []
-    alone = row["alone"]["time"]
-
     most: dict[str, float] = {}
     found = []
     for case in row["cases"]:
-        own, best = (case["time"][key] - alone[key] for key in ("median", "minimum"))
+        own, best = (case["time"][key] - row["alone"]["time"][key] for key in ("median", "minimum"))
         most[case["buckets"]] = max(most.get(case["buckets"], 0.0), own)
         found.append((case["buckets"], own, best))
     return [
@@ -196,14 +194,13 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
 
     steps = {_ALONE: prepare(None, {})}
     failed: dict[str, str] = {}
-    labels = {}
     for peer, buckets in product(run.peers, _BUCKETS):
         label = f"{peer.name}, {buckets}"
         step, problem = run.attempt(partial(prepare, peer, _BUCKETS[buckets]))
         if step is None or problem:  # the other backends are measured
             failed[label] = problem
         else:
-            steps[label], labels[label] = step, {"backend": peer.name, "buckets": buckets}
+            steps[label] = step
     turns = {label: step.turn for label, step in steps.items()}
     timings, disturbed = run.measure(turns, False, advance)
     found = {label: asdict(timing) for label, timing in timings.items()}
@@ -212,32 +209,31 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
         if profile is None or problem:
             failed[f"{label}, profiler"] = problem
         elif "profile" in found[_ALONE] or label == _ALONE:
-            found[label]["profile"] = asdict(profile)
+            found[label]["profile"] = profile._asdict()
     for step in steps.values():
         step.verify(check)
-    wrong_by_rank = run.control.all_gather({label: steps[label].wrong for label in labels})
-    for label, names in labels.items():
+    wrong_by_rank = run.control.all_gather({label: step.wrong for label, step in steps.items()})
+    alone = found.pop(_ALONE)
+    for label, times in found.items():
+        backend, _, buckets = label.partition(", ")
         total = sum(rank[label] for rank in wrong_by_rank) if check else None
-        row["cases"].append({**names, **found[label], "wrong": total})
-    return {**row, **disturbed, "alone": found[_ALONE], **({"failed": failed} if failed else {})}
-
-
-def _line(label: str, *cells: str) -> str:
-    return f"{label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>11}" for cell in cells)
+        row["cases"].append({"backend": backend, "buckets": buckets, **times, "wrong": total})
+    return {**row, **disturbed, "alone": alone, **({"failed": failed} if failed else {})}
 
 
 def _profile_lines(row: dict[str, Any]) -> list[str]:
     """Returns a table of each step's profile minus that without DDP; empty without ``--profile``."""
     if "profile" not in row["alone"]:
         return []
+    table = Table(_LABEL, *(Column(title, 10, 1) for title in _PROFILE))
     found = {_ALONE: StepProfile(**row["alone"]["profile"])}
     for case in row["cases"]:
         if more := added_by_profile(row, case):
             found[f"{case['backend']}, {case['buckets']}"] = more
     return [
         "# more than without DDP, by torch.profiler, for a step of rank 0; host: until all is queued",
-        _line("#", "host(us)", "launches", "time(us)", "colls", "colls(us)", "calls"),
-        *(_line(label, *(f"{n:.1f}" for n in astuple(one))) for label, one in found.items()),
+        *table.head(),
+        *(table.row([label, *more]) for label, more in found.items()),
     ]
 
 
@@ -249,20 +245,20 @@ def _lines(row: dict[str, Any]) -> list[str]:
     )
     if row["left_out"]:
         return [f"{title} is left out: {row['left_out']}"]
-
-    def milliseconds(time: Mapping[str, float], *more: float) -> list[str]:
-        keys = ("median", "lower", "upper", "minimum")
-        return [f"{value / 1e3:.2f}" for value in (*(time[key] for key in keys), *more)]
-
     if row["other_processes_percent"] is not None:
         title += f"; other processes used {row['other_processes_percent']:.0f}% of the machine"
-    lines = [title, _line("#", *_TITLES)]
-    lines.append(_line(_ALONE, *milliseconds(row["alone"]["time"]), *"----"))
+    table = Table(_LABEL, *(Column(title, 10) for title in _TIMES))
+
+    def milliseconds(time: Mapping[str, float]) -> list[float]:
+        return [time[key] / 1e3 for key in ("median", "lower", "upper", "minimum")]
+
+    lines = [title, *table.head()]
+    lines.append(table.row([_ALONE, *milliseconds(row["alone"]["time"]), *[None] * 4]))
     for case, more in zip(row["cases"], added(row), strict=True):
-        cells = milliseconds(case["time"], more.by_median, more.by_minimum)
-        cells.append("N/A" if case["wrong"] is None else str(case["wrong"]))
-        cells.append("-" if more.ratio is None else f"{more.ratio:.2f}x")
-        lines.append(_line(f"{case['backend']}, {case['buckets']}", *cells))
+        times = [*milliseconds(case["time"]), more.by_median / 1e3, more.by_minimum / 1e3]
+        wrong = "N/A" if case["wrong"] is None else case["wrong"]
+        label = f"{case['backend']}, {case['buckets']}"
+        lines.append(table.row([label, *times, wrong, times_text(more.ratio)]))
     failed = [f"# {label} failed: {why}" for label, why in row.get("failed", {}).items()]
     return [*lines, *_profile_lines(row), *failed]
 
@@ -274,12 +270,12 @@ def compare_steps(run: Run) -> int:
         The exit status: 0, 1 if a gradient was wrong or a way to train failed, 2 if nothing was measured.
     """
     for peer in [peer for peer in run.peers if peer.group is None or not peer.trains]:
-        run.left_out[peer.name] = "DDP needs a process group of torch whose works have results"
+        problem = "DDP needs a process group of torch whose works have results"
+        run.leave_out(peer.name, problem, peer)
         run.peers.remove(peer)
-        peer.close()
     run.record["backends"] = [peer.name for peer in run.peers]
     options = run.options
-    kinds = [(name, dtype) for name in options.names for dtype in options.dtypes]
+    kinds = list(product(options.names, options.dtypes))
     turns = len(kinds) * run.plan.turns * (1 + len(_BUCKETS) * len(run.peers))
     wrong = failed = measured = 0
     legend = "added: over the step without DDP, by medians; best: by minima"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from fastcoll._measure import Call, Summary, in_turns, summarise
 
-__all__ = ["DeviceTiming", "time_on_device", "time_on_host"]
+__all__ = ["DeviceTiming", "captured", "time_on_device", "time_on_host"]
 
 _MILLISECONDS = 20.0  # of a turn on a device
 
@@ -28,6 +29,17 @@ class DeviceTiming:
     graph: Summary
 
 
+def captured(call: Call, repeats: int = 1, stream: torch.cuda.Stream | None = None) -> Call:
+    """Returns the replay of a graph of some calls; the first call, which compiles and allocates, is not captured."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(repeats):
+            call()
+    return graph.replay
+
+
 def time_on_device(
     candidates: Mapping[str, Call], stream: torch.cuda.Stream, rounds: int
 ) -> dict[str, DeviceTiming]:
@@ -40,22 +52,16 @@ def time_on_device(
     """
     from triton.testing import do_bench
 
-    ways: dict[tuple[str, str], Callable[[], object]] = {}
+    def take(work: Call) -> list[float]:
+        times = do_bench(work, warmup=1, rep=_MILLISECONDS, return_mode="all")
+        return [1e3 * milliseconds for milliseconds in times]
+
+    turns = {}
     for name, work in candidates.items():
-        work()  # compiles, allocates
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        ways |= {(name, "eager"): work, (name, "graph"): graph.replay}
-    samples: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
-    for way in in_turns(list(ways), rounds):
-        times = do_bench(ways[way], warmup=1, rep=_MILLISECONDS, return_mode="all")
-        samples[way] += [1e3 * milliseconds for milliseconds in times]
-    return {
-        name: DeviceTiming(summarise(samples[name, "eager"]), summarise(samples[name, "graph"]))
-        for name in candidates
-    }
+        turns[name, "graph"] = partial(take, captured(work, stream=stream))
+        turns[name, "eager"] = partial(take, work)
+    found = {way: summarise(times) for way, times in in_turns(turns, rounds).items()}
+    return {name: DeviceTiming(found[name, "eager"], found[name, "graph"]) for name in candidates}
 
 
 def time_on_host(
@@ -73,18 +79,15 @@ def time_on_host(
         Microseconds of host time for one call, a sample for each batch.
     """
 
-    def issue(call: Call) -> float:
+    def issue(call: Call) -> list[float]:
         synchronize()
         begin = time.perf_counter_ns()
         for _ in range(batch):
             call()
-        return (time.perf_counter_ns() - begin) / 1e3 / batch
+        return [(time.perf_counter_ns() - begin) / 1e3 / batch]
 
-    for _ in range(2):  # warms up
-        for call in calls.values():
-            issue(call)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for name in in_turns(list(calls), rounds):
-        samples[name].append(issue(calls[name]))
+    turns = {name: partial(issue, call) for name, call in calls.items()}
+    in_turns(turns, 2)  # warms up
+    samples = in_turns(turns, rounds)
     synchronize()
     return {name: summarise(times) for name, times in samples.items()}

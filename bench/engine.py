@@ -21,83 +21,59 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from fastcoll._measure import Call
-from fastcoll.bench.device_timing import time_on_host
-from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.collectives import build_case
+from fastcoll.bench.device_timing import captured, time_on_host
+from fastcoll.bench.machine import command_line, describe_run
+from fastcoll.bench.peer import bind
 from fastcoll.bench.record import write_record
+from fastcoll.bench.table import Column, Table
 
-__all__ = ["CASES", "bind", "main"]
+__all__ = ["CASES", "call_of", "main"]
 
 _BACKENDS = ("fastcoll", "nccl")
 _CALLS = 50  # in a batch; each is at most two events and a kernel in a queue of a thousand
 _TENSORS = 100  # in a coalesced call
-CASES = (
-    "all_reduce",
-    "all_reduce, async",
-    "all_gather, async",
-    "reduce_scatter, async",
-    "broadcast, async",
-    f"all_reduce of {_TENSORS} tensors, coalesced",
-)
+_COALESCED = f"all_reduce of {_TENSORS} tensors, coalesced"
+_ASYNC = tuple(f"{name}, async" for name in ("all_gather", "reduce_scatter", "broadcast"))
+CASES = ("all_reduce", "all_reduce, async", *_ASYNC, _COALESCED)
 _REPLAY = "replay of a graph of 10 all_reduce"
-_AVG = dist.ReduceOp.AVG
-
-# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def bind(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
-    """Returns one of ``CASES`` as a call without arguments."""
-    ranks = dist.get_world_size(group)
-    small = torch.ones(256, device=device)
-    large = torch.ones(256 * ranks, device=device)
-    tensors = [torch.ones(256, device=device) for _ in range(_TENSORS)]
-    given: Any = {"group": group, "async_op": True}
+def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
+    """Returns one of ``CASES``, or the replay, as a call without arguments."""
+    if name == _REPLAY:
+        return captured(call_of("all_reduce", group, device), repeats=10)
+    if name == _COALESCED:
+        tensors = [torch.ones(256, device=device) for _ in range(_TENSORS)]
 
-    def coalesced() -> None:
-        with _coalescing_manager(group, device, async_ops=True) as manager:
-            for tensor in tensors:
-                dist.all_reduce(tensor, _AVG, group)
-        manager.wait()
+        def coalesced() -> None:
+            with _coalescing_manager(group, device, async_ops=True) as manager:
+                for tensor in tensors:
+                    dist.all_reduce(tensor, dist.ReduceOp.AVG, group)
+            manager.wait()
 
-    calls: dict[str, Call] = {
-        "all_reduce": lambda: dist.all_reduce(small, _AVG, group),
-        "all_reduce, async": lambda: dist.all_reduce(small, _AVG, **given).wait(),
-        "all_gather, async": lambda: _all_gather(large, small, **given).wait(),
-        "reduce_scatter, async": lambda: _reduce_scatter(small, large, _AVG, **given).wait(),
-        "broadcast, async": lambda: dist.broadcast(small, 0, **given).wait(),
-        CASES[-1]: coalesced,
-    }
-    return calls[name]
-
-
-def _captured(call: Call) -> Call:
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            call()
-    return graph.replay
+        return coalesced
+    collective, _, way = name.partition(", ")
+    ranks = group.rank(), group.size()
+    case = build_case(collective, 1024 * ranks[1], torch.float32, "avg", *ranks, 0, device)
+    case.clear()
+    call: Any = bind(case, group, async_op=bool(way))
+    return (lambda: call().wait()) if way else call
 
 
 def _measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
     """Prints the table and returns its rows; the groups have the default group's one rank."""
     groups = {name: dist.new_group(backend=name) for name in _BACKENDS}
-    titles = "".join(f"{name:>10}" for name in groups)
-    print(f"{'microseconds of the host, medians':45}{titles}{'ratio':>8}")
+    columns = [Column(name, 9) for name in (*groups, "ratio")]
+    table = Table(Column("microseconds of the host, medians", -45), *columns)
+    print(*table.head())
     rows = []
     for case in (*CASES, _REPLAY):
-        calls = {
-            name: _captured(bind("all_reduce", group, device))
-            if case == _REPLAY
-            else bind(case, group, device)
-            for name, group in groups.items()
-        }
-        batch = max(1, _CALLS // (_TENSORS // 4)) if "coalesced" in case else _CALLS
+        calls = {name: call_of(case, group, device) for name, group in groups.items()}
+        batch = max(1, _CALLS // (_TENSORS // 4)) if case == _COALESCED else _CALLS
         timings = time_on_host(calls, torch.cuda.synchronize, rounds, batch)
         ours, theirs = (timings[name].median for name in _BACKENDS)
-        print(f"{case:45}{ours:10.2f}{theirs:10.2f}{ours / theirs:8.2f}", flush=True)
+        print(table.row([case, ours, theirs, ours / theirs]), flush=True)
         rows.append({"case": case, "time": {name: asdict(one) for name, one in timings.items()}})
     return rows
 
@@ -123,13 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = _measure(options.rounds, device)
     dist.destroy_process_group()
     if options.json:
-        record = {
-            **describe_run(given, "fastcoll.bench.engine"),
-            "machine": describe_machine(device),
-            "unit": "microseconds of the issuing thread for a call",
-            "cases": cases,
-        }
-        write_record(options.json, record)
+        record = describe_run(command_line("fastcoll.bench.engine", given), device)
+        unit = "microseconds of the issuing thread for a call"
+        write_record(options.json, {**record, "unit": unit, "cases": cases})
     return 0
 
 

@@ -19,6 +19,8 @@ import torch
 from fastcoll import info
 from fastcoll.bench.ddp import added, added_by_profile
 from fastcoll.bench.record import read_record
+from fastcoll.bench.report import target_text
+from fastcoll.bench.table import markdown
 
 __all__ = ["PARTS", "main", "page"]
 
@@ -28,7 +30,7 @@ PARTS = ("kernels", "engine")
 _LONGEST = 160  # characters of a failure
 
 
-def _tests(path: Path) -> tuple[str, list[str]]:
+def _tests(path: Path) -> tuple[list[str], list[str]]:
     """Returns the cells of a file of pytest's ``--junitxml``, and a line for each test that failed.
 
     Raises:
@@ -44,22 +46,19 @@ def _tests(path: Path) -> tuple[str, list[str]]:
             faults.append(f"- **{name}**: {text[:_LONGEST]}")
     skipped = sum(case.find("skipped") is not None for case in cases)
     seconds = sum(float(case.get("time", 0)) for case in cases)
-    passed = len(cases) - skipped - len(faults)
-    if not passed and not faults:
+    counts = (len(cases) - skipped - len(faults), len(faults), skipped, round(seconds))
+    if counts[:2] == (0, 0):
         faults = [f"- no test of {path.name} ran"]
-    return f"{passed} | {len(faults)} | {skipped} | {seconds:.0f}", faults
+    return [str(count) for count in counts], faults
 
 
 def _kernels(record: dict[str, Any]) -> Iterable[str]:
     met = [target["met"] for target in record["targets"]]
-    yield f"{len(record['cases'])} cases, {sum(met)} of {len(met)} targets met" + (
-        "" if record["complete"] else "; time was up before the last case"
-    )
+    late = "" if record["complete"] else "; time was up before the last case"
+    yield f"{len(record['cases'])} cases, {sum(met)} of {len(met)} targets met{late}"
     for target in record["targets"]:
         if not target["met"]:
-            (limit,) = (key for key in ("at_least", "at_most") if key in target)
-            text = f"{limit.replace('_', ' ')} {target[limit]}"
-            yield f"missed: {target['name']}: {target['value']:.2f}, {text}"
+            yield f"missed: {target_text(target)}"
     for name, text in record["failed"].items():  # the last line of a traceback
         yield f"failed: {name}: {text.strip().splitlines()[-1]}"
 
@@ -73,27 +72,31 @@ def _engine(record: dict[str, Any]) -> Iterable[str]:
     )
 
 
+def _wrong(count: int | None) -> str:
+    return f"; {count} wrong elements" if count else ""
+
+
 def _all_reduce(record: dict[str, Any]) -> Iterable[str]:
     for case in record["cases"]:
-        times = ", ".join(
-            f"{name} {backend['time']['median']:.1f} us"
-            for name, backend in case["backends"].items()
-        )
-        wrong = sum(backend["wrong"] or 0 for backend in case["backends"].values())
-        yield f"{case['size']} bytes: {times}" + (f"; {wrong} wrong elements" if wrong else "")
+        backends = case["backends"]
+        times = (f"{name} {one['time']['median']:.1f} us" for name, one in backends.items())
+        wrong = sum(one["wrong"] or 0 for one in backends.values())
+        yield f"{case['size']} bytes: {', '.join(times)}{_wrong(wrong)}"
 
 
 def _steps(record: dict[str, Any]) -> Iterable[str]:
     for row in record["cases"]:
         for case, time in zip(row["cases"], added(row), strict=True):
-            way = f"{row['model']}, {case['backend']}, {case['buckets']}"
-            text = f"{way}: {time.by_median:.0f} us more than without DDP"
+            text = (
+                f"{row['model']}, {case['backend']}, {case['buckets']}: "
+                f"{time.by_median:.0f} us more than without DDP"
+            )
             if more := added_by_profile(row, case):
                 text += (
                     f"; the host {more.host_microseconds:.0f} us, {more.launches:.0f} launches of "
                     f"{more.launch_microseconds:.0f} us beside the collectives"
                 )
-            yield text + (f"; {case['wrong']} wrong elements" if case["wrong"] else "")
+            yield text + _wrong(case["wrong"])
         for name, why in row.get("failed", {}).items():
             yield f"failed: {row['model']}, {name}: {why}"
 
@@ -115,32 +118,33 @@ def page(folder: Path, report: dict[str, Any], gpus: Sequence[str]) -> tuple[str
         report: Report of ``fastcoll.info.collect``.
         gpus: Names of the devices.
     """
-    versions = ", ".join(f"{name} {value}" for name, value in report["versions"].items() if value)
-    lines = [f"# fastcoll on {', '.join(gpus) or 'no GPU'}", "", versions, "", "## Tests", ""]
-    lines += ["| tests | passed | failed | skipped | seconds |", "| --- | --: | --: | --: | --: |"]
-    well, faults = True, [""]
+    rows, faults, whole = [], [], True
     for part in PARTS:
         try:
             cells, failed = _tests(folder / f"tests_{part}.xml")
             faults += failed
         except (OSError, ElementTree.ParseError) as error:
-            cells, well = f"missing: {type(error).__name__} | | |", False
-        lines.append(f"| {part} | {cells} |")
-    well = well and faults == [""]
-    lines += [*faults, "", "## Benchmarks"]
+            cells, whole = [f"missing: {type(error).__name__}", "", "", ""], False
+        rows.append([part, *cells])
+    measured = []
     for name, read in _BENCHMARKS.items():
-        lines += ["", f"### {name}", ""]
+        measured += ["", f"### {name}", ""]
         try:
             record = read_record(folder / name)
             found = [f"- {line}" for line in read(record)]
-            lines += [f"`{record['command']}`, revision {record['revision']}", "", *found]
+            measured += [f"`{record['command']}`, revision {record['revision']}", "", *found]
         except (OSError, ValueError, KeyError) as error:
-            lines.append(f"- missing, or not whole: {type(error).__name__}: {error}")
-            well = False
-    files = ", ".join([*_BENCHMARKS, *(f"tests_{part}.xml" for part in PARTS)])
-    lines += ["", "## What to send us", ""]
-    lines += ["Open an issue with this page and the files beside it, also where something failed:"]
-    return "\n".join([*lines, f"{files}."]) + "\n", well
+            measured.append(f"- missing, or not whole: {type(error).__name__}: {error}")
+            whole = False
+    versions = (f"{name} {value}" for name, value in report["versions"].items() if value)
+    lines = [
+        *(f"# fastcoll on {', '.join(gpus) or 'no GPU'}", "", ", ".join(versions), ""),
+        *("## Tests", "", *markdown("tests | passed | failed | skipped | seconds", rows)),
+        *("", *faults, "", "## Benchmarks", *measured, "", "## What to send us", ""),
+        "Open an issue with this page and the files beside it, also where something failed:",
+        ", ".join([*_BENCHMARKS, *(f"tests_{part}.xml" for part in PARTS)]) + ".",
+    ]
+    return "\n".join(lines) + "\n", whole and not faults
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
 from typing import Any
 
 import torch
@@ -35,12 +34,8 @@ def _own(device: torch.device) -> dict[str, Any]:
     }
 
 
-def describe_gpus(control: Control, device: torch.device) -> dict[str, Any]:
-    """Gathers all ranks' placements; all ranks call this.
-
-    Returns:
-        For the record: the number of ranks by host and by kind of GPU. Whether all GPUs of each host access each
-        other directly. And every rank's placement.
+def describe_gpus(control: Control, device: torch.device) -> list[dict[str, Any]]:
+    """Gathers all ranks' placements for the record; all ranks call this.
 
     Raises:
         ValueError: Ranks share a GPU; raised on all ranks.
@@ -56,9 +51,4 @@ def describe_gpus(control: Control, device: torch.device) -> dict[str, Any]:
                 f"which NCCL refuses. Start as many ranks a host as it has GPUs: "
                 f"torchrun --nproc-per-node {ranks[sharing[0]]['gpus']} -m fastcoll.bench ..."
             )
-    return {
-        "hosts": dict(Counter(rank["host"] for rank in ranks)),
-        "kinds": dict(Counter(rank["gpu"] for rank in ranks)),
-        "all_reach_each_other": all(rank["peers"] == rank["gpus"] - 1 for rank in ranks),
-        "ranks": ranks,
-    }
+    return ranks

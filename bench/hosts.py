@@ -22,13 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastcoll._launch import ALLOCATOR
-from fastcoll._measure import Call, in_turns
+from fastcoll._launch import ALLOCATOR, join, rank_variables
+from fastcoll._measure import Call, Control, in_turns
 from fastcoll.bench import namespaces
 from fastcoll.bench.collectives import build_case
-from fastcoll.bench.machine import PRETENDED_HOSTS, describe_machine, describe_run
-from fastcoll.bench.peer import bind, exchange
+from fastcoll.bench.machine import PRETENDED_HOSTS, command_line, describe_run
+from fastcoll.bench.peer import bind, exchange, round_trip
 from fastcoll.bench.record import write_record
+from fastcoll.bench.table import Column, Table
 
 __all__ = ["least_bytes", "main"]
 
@@ -39,6 +40,12 @@ CALLS = (
 _MODULE = "fastcoll.bench.hosts"
 _PORT = 29531
 _QUIET = 0.002  # seconds between calls
+_TABLE = Table(
+    Column("call", -14),
+    Column("bytes", 10),
+    *(Column("fastcoll ms", 11, 3), Column("gloo ms", 10, 3), Column("ratio", 7)),
+    *(Column("sent/least", 11), Column("gloo", 7), Column("time/link", 9)),
+)
 
 
 def least_bytes(call: str, message: int, hosts: int) -> float | None:
@@ -66,52 +73,53 @@ def _bytes_sent() -> int:
     return sent
 
 
-def _prepared(call: str, message: int, group: Any) -> Call:
+def _prepared(call: str, message: int, control: Control, group: dist.ProcessGroup) -> Call:
     """Returns a function that makes the call on a group, on new tensors."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
+    rank, ranks = control.rank, control.world_size
     name = "all_to_all" if call in ("send", "exchange") else call  # for its two whole buffers
     size, cpu = max(ranks * 4, message), torch.device("cpu")
     case = build_case(name, size, torch.float32, "sum", rank, ranks, 0, cpu)
     case.clear()
-    if name == call:
-        return bind(case, group)
     ends = (0, ranks - 1)
-    if rank not in ends:
-        return lambda: None
-    peer = ends[1 - ends.index(rank)]
+    if call == "send":
+        return round_trip(case.send, ends, group)
     if call == "exchange":
+        if rank not in ends:
+            return lambda: None
+        peer = ends[rank == 0]
         return exchange(case.send, peer, case.receive, peer, group)
-
-    def send() -> None:
-        for act in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
-            act(case.send, peer, group)
-
-    return send
+    return bind(case, group)
 
 
-def _measured(call: str, message: int, groups: dict[str, Any], rounds: int) -> dict[str, Any]:
-    runs = {name: _prepared(call, message, group) for name, group in groups.items()}
+def _measured(
+    call: str, message: int, control: Control, groups: dict[str, dist.ProcessGroup], rounds: int
+) -> dict[str, Any]:
     meet = partial(dist.barrier, groups["gloo"])
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in groups}
-    for name in in_turns(list(groups), rounds + 1):  # the first warms up
+
+    def take(run: Call) -> list[tuple[float, int]]:
         idle = _bytes_sent()
         meet()
         time.sleep(_QUIET)
         before, begin = _bytes_sent(), time.perf_counter()
-        runs[name]()
+        run()
         seconds = time.perf_counter() - begin
         meet()  # all bytes have left
         time.sleep(_QUIET)
         # Minus the bytes of the barrier.
-        found[name].append((seconds, _bytes_sent() - before - (before - idle)))
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, found, group=groups["gloo"])
+        return [(seconds, _bytes_sent() - before - (before - idle))]
+
+    turns = {
+        name: partial(take, _prepared(call, message, control, group))
+        for name, group in groups.items()
+    }
+    everybody = control.all_gather(in_turns(turns, rounds + 1))
     case: dict[str, Any] = {"call": call, "bytes": message}
     for name in groups:
-        turns = list(zip(*(ranks[name][1:] for ranks in everybody), strict=True))
+        # Without the first turn, which warms up.
+        found = list(zip(*(ranks[name][1:] for ranks in everybody), strict=True))
         case[name] = {
-            "ms": statistics.median(max(s for s, _ in turn) for turn in turns) * 1e3,
-            "sent": statistics.median(max(b for _, b in turn) for turn in turns),
+            "ms": statistics.median(max(s for s, _ in turn) for turn in found) * 1e3,
+            "sent": statistics.median(max(b for _, b in turn) for turn in found),
         }
     return case
 
@@ -119,47 +127,45 @@ def _measured(call: str, message: int, groups: dict[str, Any], rounds: int) -> d
 def _run_rank(options: argparse.Namespace, given: list[str]) -> None:
     """Runs one rank; the first rank prints the table and writes the record."""
     torch.set_num_threads(1)
-    dist.init_process_group("fastcoll", timeout=timedelta(minutes=5))
-    groups: dict[str, Any] = {"fastcoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    first = dist.get_rank() == 0
+    control = join("fastcoll", timedelta(minutes=5))
+    assert dist.group.WORLD is not None
+    groups = {"fastcoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    first = control.rank == 0
     if first:
-        print(
-            f"{'call':<15}{'bytes':>10}{'fastcoll ms':>12}{'gloo ms':>11}{'ratio':>8}"
-            f"{'sent/least':>12}{'gloo':>8}{'time/link':>10}"
-        )
+        print(*_TABLE.head())
     cases = []
     for call in options.call or CALLS:
         for message in [0] if call == "barrier" else options.bytes:
             rounds = options.rounds if message <= 1 << 20 else max(3, options.rounds // 4)
-            cases.append(_measured(call, message, groups, rounds))
+            cases.append(_measured(call, message, control, groups, rounds))
             if first:
-                print(_line(cases[-1], options), flush=True)
+                print(_TABLE.row(_cells(cases[-1], options)), flush=True)
     if first and options.json:
+        backend: Any = groups["fastcoll"]._get_backend(torch.device("cpu"))
         record = {
-            **describe_run(given, _MODULE),
-            "machine": describe_machine(torch.device("cpu")),
+            **describe_run(command_line(_MODULE, given)),
             "hosts": options.hosts,
             "ranks_per_host": options.per_host,
             "megabits": options.megabits,
             "unit": "ms: median of the slowest rank's times; sent: median of the busiest host's bytes",
-            "transport": groups["fastcoll"]._get_backend(torch.device("cpu")).transport(),
+            "transport": backend.transport(),
             "cases": cases,
         }
         write_record(options.json, record)
-    dist.barrier(groups["gloo"])
+    control.barrier()
     dist.destroy_process_group()
 
 
-def _line(case: dict[str, Any], options: argparse.Namespace) -> str:
+def _cells(case: dict[str, Any], options: argparse.Namespace) -> list[str | float]:
     ours, gloo = case["fastcoll"], case["gloo"]
-    times = (ours["ms"], gloo["ms"], ours["ms"] / gloo["ms"])
-    text = "{:<15}{:>10}{:>12.3f}{:>11.3f}{:>8.2f}".format(case["call"], case["bytes"], *times)
+    more: list[float] = []
     least = least_bytes(case["call"], case["bytes"], options.hosts)
     if least and case["bytes"] >= 1 << 16:
-        text += f"{ours['sent'] / least:>12.2f}{gloo['sent'] / least:>8.2f}"
+        more = [ours["sent"] / least, gloo["sent"] / least]
         if options.megabits:
-            text += f"{ours['ms'] / (least * 8e-3 / options.megabits):>10.2f}"
-    return text
+            more.append(ours["ms"] / (least * 8e-3 / options.megabits))
+    times = [ours["ms"], gloo["ms"], ours["ms"] / gloo["ms"]]
+    return [case["call"], case["bytes"], *times, *more, *[""] * (3 - len(more))]
 
 
 def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
@@ -168,28 +174,24 @@ def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
     Raises:
         SystemExit: A rank failed.
     """
-    ranks = []
+    per_host, ranks = options.per_host, options.hosts * options.per_host
+    common = {
+        **ALLOCATOR,
+        "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    if options.bench:
+        flags = f"--hosts {options.hosts} --per-host {per_host} --megabits {options.megabits:g}"
+        common[PRETENDED_HOSTS] = flags
     with namespaces.Cluster(options.hosts, options.megabits) as cluster:
-        for rank in range(options.hosts * options.per_host):
-            variables = {
-                **ALLOCATOR,
-                "MASTER_ADDR": cluster.address(0),
-                "MASTER_PORT": str(_PORT),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank % options.per_host),
-                "WORLD_SIZE": str(options.hosts * options.per_host),
-                "LOCAL_WORLD_SIZE": str(options.per_host),
-                "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONWARNINGS": "ignore",
-            }
-            if options.bench:
-                variables[PRETENDED_HOSTS] = (
-                    f"--hosts {options.hosts} --per-host {options.per_host} "
-                    f"--megabits {options.megabits:g}"
-                )
-            ranks.append(cluster.spawn(rank // options.per_host, command, variables))
-        codes = [rank.wait() for rank in ranks]
+        started = []
+        for rank in range(ranks):
+            placed = rank_variables(
+                rank, ranks, rank % per_host, per_host, cluster.address(0), _PORT
+            )
+            started.append(cluster.spawn(rank // per_host, command, {**common, **placed}))
+        codes = [each.wait() for each in started]
     if any(codes):
         raise SystemExit(f"{_MODULE}: ranks ended with {codes}")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fastcoll._measure import Call
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking
 from fastcoll.kernels.flatten import Flatten
@@ -22,7 +23,6 @@ from fastcoll.kernels.unflatten import Unflatten
 
 __all__ = ["SCALE", "Case", "bucketed", "copy_case", "flatten_case", "hook_case", "reduce_case"]
 
-Work = Callable[[], object]
 Shape = tuple[int, ...]
 
 SCALE = 1 / 8
@@ -40,15 +40,15 @@ class Case:
         bytes: Least bytes that must be read and written.
         launches: Number of kernels that fastcoll launches.
         works: The work, by candidate.
-        verify: Does the work and compares the buffers, by candidate.
+        verify: Does the work of a candidate and compares the buffers.
         check: Raises if an earlier call failed without raising.
     """
 
     name: str
     bytes: int
     launches: int
-    works: dict[str, Work] = field(default_factory=dict)
-    verify: dict[str, Callable[[], bool]] = field(default_factory=dict)
+    works: dict[str, Call]
+    verify: Callable[[str], bool]
     check: Callable[[], None] = lambda: None
 
 
@@ -70,13 +70,12 @@ def bucketed(shapes: Sequence[Shape], itemsize: int = 4) -> list[list[Shape]]:
     return buckets + ([current] if current else [])
 
 
-def _gradients(buckets: Sequence[Sequence[Shape]], device: torch.device) -> list[list[Tensor]]:
-    return [[torch.randn(shape, device=device) for shape in bucket] for bucket in buckets]
+def _all(works: Sequence[Call]) -> Call:
+    def call() -> None:
+        for work in works:
+            work()
 
-
-def _all(works: Sequence[Work]) -> None:
-    for work in works:
-        work()
+    return call
 
 
 def _same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
@@ -87,17 +86,14 @@ def _same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 def copy_case(size: int, device: torch.device) -> Case:
     """Returns the reference: a copy of `size` bytes on the device; reads and writes count."""
-    case = Case(f"copy {size >> 20} MiB", 2 * size, 1)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    case.works["copy"] = partial(target.copy_, source)
 
-    def verify() -> bool:
-        case.works["copy"]()
-        return torch.equal(source, target)
+    def verify(_: str) -> bool:
+        return torch.equal(source, target.copy_(source))
 
-    case.verify["copy"] = verify
-    return case
+    works: dict[str, Call] = {"copy": partial(target.copy_, source)}
+    return Case(f"copy {size >> 20} MiB", 2 * size, 1, works, verify)
 
 
 class _Buffers:
@@ -108,7 +104,7 @@ class _Buffers:
     ) -> None:
         packed = [[math.prod(shape) for shape in bucket] for bucket in shapes]
         self.layouts = [BucketLayout(sizes) for sizes in packed]
-        self.gradients = _gradients(shapes, device)
+        self.gradients = [[torch.randn(shape, device=device) for shape in each] for each in shapes]
         self.buckets = [layout.new_bucket(torch.float32, device) for layout in self.layouts]
         self.wires = [layout.new_bucket(wire, device) for layout in self.layouts]
         self.views = [
@@ -116,6 +112,7 @@ class _Buffers:
             for layout, bucket, each in zip(self.layouts, self.buckets, shapes, strict=True)
         ]
         self.elements = sum(sum(layout.sizes) for layout in self.layouts)
+        self.rows = list(zip(self.gradients, self.views, self.buckets, strict=True))
 
 
 def _mul_out(gradients: Sequence[Tensor], views: Sequence[Tensor]) -> None:
@@ -152,48 +149,45 @@ def flatten_case(
     """
     data = _Buffers(shapes, torch.float32, device)
     given = (torch.float32, torch.float32, device, blocking or DEFAULT_BLOCKING)
-    label = "unflatten" if back else "flatten"
-    case = Case(f"{label} {name}", 8 * data.elements, len(data.layouts))
-    sides = list(zip(data.gradients, data.views, data.buckets, strict=True))
-    rows = list(zip(data.layouts, data.gradients, data.buckets, strict=True))
-    candidates: dict[str, Sequence[Work]]
+    rows = data.rows
+    prepared = zip(data.layouts, data.gradients, data.buckets, strict=True)
+    candidates: dict[str, Sequence[Call]]
     if back:
         candidates = {
             "fastcoll": [
-                Unflatten(layout, *given).prepare(bucket, each) for layout, each, bucket in rows
+                Unflatten(layout, *given).prepare(bucket, each) for layout, each, bucket in prepared
             ],
-            "ddp": [partial(_copy_each, each, there) for each, there, _ in sides],
-            "foreach": [partial(torch._foreach_copy_, each, there) for each, there, _ in sides],
+            "ddp": [partial(_copy_each, each, there) for each, there, _ in rows],
+            "foreach": [partial(torch._foreach_copy_, each, there) for each, there, _ in rows],
         }
     else:
         candidates = {
             "fastcoll": [
                 Flatten(layout, *given).prepare(each, bucket, SCALE)
-                for layout, each, bucket in rows
+                for layout, each, bucket in prepared
             ],
-            "ddp": [partial(_mul_out, each, there) for each, there, _ in sides],
-            "foreach": [partial(_foreach_flatten, *side) for side in sides],
-            "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in sides],
+            "ddp": [partial(_mul_out, each, there) for each, there, _ in rows],
+            "foreach": [partial(_foreach_flatten, *row) for row in rows],
+            "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in rows],
         }
     if blocking is not None:
         candidates = {"fastcoll": candidates["fastcoll"]}
-    case.works = {candidate: partial(_all, works) for candidate, works in candidates.items()}
+    works = {candidate: _all(each) for candidate, each in candidates.items()}
 
-    def verify(work: Work) -> bool:
+    def verify(candidate: str) -> bool:
         if back:
             for bucket in data.buckets:
                 bucket.normal_()
-            work()
-            expected = [[view.clone() for view in each] for each in data.views]
-            return all(map(_same, data.gradients, expected))
+            works[candidate]()
+            return all(map(_same, data.gradients, data.views))
         expected = [[gradient * SCALE for gradient in each] for each in data.gradients]
         for bucket in data.buckets:
             bucket.fill_(float("nan"))
-        work()
+        works[candidate]()
         return all(map(_same, data.views, expected))
 
-    case.verify = {candidate: partial(verify, work) for candidate, work in case.works.items()}
-    return case
+    label = f"{'unflatten' if back else 'flatten'} {name}"
+    return Case(label, 8 * data.elements, len(data.layouts), works, verify)
 
 
 def _stock_hook(
@@ -215,17 +209,15 @@ def hook_case(name: str, shapes: Sequence[Sequence[Shape]], device: torch.device
     the same with gradient_as_bucket_view=True (4 S).
     """
     data = _Buffers(shapes, torch.bfloat16, device)
-    case = Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(data.layouts))
-    ours: list[Work] = []
+    ours: list[Call] = []
     for layout, tensors, wire in zip(data.layouts, data.gradients, data.wires, strict=True):
         there = Flatten(layout, torch.float32, torch.bfloat16, device)
         back = Unflatten(layout, torch.bfloat16, torch.float32, device)
         ours += [there.prepare(tensors, wire, SCALE), back.prepare(wire, tensors)]
-    rows = list(zip(data.gradients, data.views, data.buckets, strict=True))
-    case.works = {
-        "fastcoll": partial(_all, ours),
-        "stock": partial(_all, [partial(_stock_hook, *row, True) for row in rows]),
-        "stock view": partial(_all, [partial(_stock_hook, *row, False) for row in rows]),
+    works = {
+        "fastcoll": _all(ours),
+        "stock": _all([partial(_stock_hook, *row, True) for row in data.rows]),
+        "stock view": _all([partial(_stock_hook, *row, False) for row in data.rows]),
     }
 
     def verify(candidate: str) -> bool:
@@ -234,11 +226,10 @@ def hook_case(name: str, shapes: Sequence[Sequence[Shape]], device: torch.device
             for tensor in each:
                 tensor.normal_()
         expected = [[(tensor * SCALE).bfloat16().float() for tensor in each] for each in results]
-        case.works[candidate]()
+        works[candidate]()
         return all(map(_same, results, expected))
 
-    case.verify = {candidate: partial(verify, candidate) for candidate in case.works}
-    return case
+    return Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(data.layouts), works, verify)
 
 
 def _add_each(inputs: Sequence[Tensor], output: Tensor) -> None:
@@ -255,27 +246,24 @@ def reduce_case(
     blocking: Blocking | None = None,
 ) -> Case:
     """Returns the sum of flat buffers. Candidate besides fastcoll: "adds", one kernel for each further input."""
-    text = str(dtype).removeprefix("torch.")
-    case = Case(f"reduce {inputs} x {text}", (inputs + 1) * elements * dtype.itemsize, 1)
     given = [torch.randn(elements, device=device).to(dtype) for _ in range(inputs)]
     output = torch.empty(elements, dtype=dtype, device=device)
     addresses = [tensor.data_ptr() for tensor in given]
     blocks = blocking or DEFAULT_BLOCKING
-    case.works["fastcoll"] = prepare_reduce(
-        addresses, output.data_ptr(), elements, dtype, device, blocking=blocks
-    )
+    ours = prepare_reduce(addresses, output.data_ptr(), elements, dtype, device, blocking=blocks)
+    works: dict[str, Call] = {"fastcoll": ours}
     if blocking is None:
-        case.works["adds"] = partial(_add_each, given, output)
+        works["adds"] = partial(_add_each, given, output)
 
     def verify(candidate: str) -> bool:
         expected = torch.zeros(elements, device=device)  # summed in order, and rounded once
         for tensor in given:
             expected += tensor
         output.fill_(float("nan"))
-        case.works[candidate]()
+        works[candidate]()
         if candidate == "adds" and dtype != torch.float32:  # rounds after every addition
             return bool((output.float() - expected.to(dtype).float()).abs().max() < 0.5)
         return torch.equal(output, expected.to(dtype))
 
-    case.verify = {candidate: partial(verify, candidate) for candidate in case.works}
-    return case
+    name = f"reduce {inputs} x {str(dtype).removeprefix('torch.')}"
+    return Case(name, (inputs + 1) * elements * dtype.itemsize, 1, works, verify)

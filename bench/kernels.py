@@ -29,8 +29,10 @@ from fastcoll.bench import kernel_cases, peer_cases
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
-from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.machine import command_line, describe_run
 from fastcoll.bench.record import write_record
+from fastcoll.bench.report import target_text
+from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._plan import Blocking
 from fastcoll.kernels.flatten import Flatten
@@ -41,6 +43,10 @@ _SMALL: list[Shape] = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
 _MESSAGES = (torch.float32, torch.bfloat16)
 _PREPARED = "prepared launch of "  # name of a host time that is a target
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
+_TABLE = Table(
+    *(Column("case", -44), Column("candidate", -10), Column("graph us", 9, 1)),
+    *(Column("eager us", 9, 1), Column("GB/s", 6, 0), Column("of copy", 7), Column("x ours", 6)),
+)
 
 Maker = Callable[[], Case]
 Row = dict[str, Any]
@@ -158,25 +164,18 @@ def _clocks() -> str | None:
 
 
 def _print(record: dict[str, Any], rows: Mapping[str, Row]) -> None:
-    print(
-        f"{'case':44} {'candidate':10} {'graph us':>9} {'eager us':>9} {'GB/s':>6} {'of copy':>7} {'x ours':>6}"
-    )
+    print(*_TABLE.head())
     for row in rows.values():
         ours = _median(row, "fastcoll", "eager") if "fastcoll" in row["candidates"] else None
         for name in row["candidates"]:
             graph, eager = _median(row, name, "graph"), _median(row, name, "eager")
             bandwidth = _bandwidth(row, name)
-            print(
-                f"{row['name']:44} {name:10} {graph:9.1f} {eager:9.1f} {bandwidth:6.0f} "
-                f"{bandwidth / _copy(rows):7.2f} {eager / (ours or eager):6.2f}"
-            )
+            more = [bandwidth, bandwidth / _copy(rows), eager / (ours or eager)]
+            print(_TABLE.row([row["name"], name, graph, eager, *more]))
     for name, value in record["host_microseconds"].items():
         print(f"host: {name}: {value:.2f} us")
     for target in record["targets"]:
-        word = "at least" if "at_least" in target else "at most"
-        limit = target.get("at_least", target.get("at_most"))
-        met = "met   " if target["met"] else "MISSED"
-        print(f"{met} {target['name']}: {target['value']:.2f}, {word} {limit}")
+        print("met   " if target["met"] else "MISSED", target_text(target))
     if not record["complete"]:
         print("# not measured: cases after the last row")
 
@@ -185,8 +184,8 @@ def _verify(device: torch.device) -> int:
     wrong = 0
     for make in _cases(device, small=True, sweep=True):
         case = make()
-        for candidate, verify in case.verify.items():
-            if not verify():
+        for candidate in case.works:
+            if not case.verify(candidate):
                 wrong += 1
                 print(f"fastcoll.bench.kernels: {case.name}: {candidate} is wrong")
     print(f"# wrong candidates: {wrong} {'FAILED' if wrong else 'OK'}")
@@ -196,7 +195,7 @@ def _verify(device: torch.device) -> int:
 def _measure_case(
     case: Case, stream: torch.cuda.Stream, rounds: int, rows: Mapping[str, Row]
 ) -> Row:
-    wrong = [candidate for candidate, verify in case.verify.items() if not verify()]
+    wrong = [candidate for candidate in case.works if not case.verify(candidate)]
     if wrong:
         raise ValueError(f"wrong: {', '.join(wrong)}")
     if "copy" not in case.works:
@@ -215,8 +214,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
     rows: dict[str, Row] = {}
     failed: dict[str, str] = {}
     record: dict[str, Any] = {
-        **describe_run(given, "fastcoll.bench.kernels"),
-        "machine": describe_machine(device),
+        **describe_run(command_line("fastcoll.bench.kernels", given), device),
         "clocks": [_clocks()],
         "unit": "microseconds; bytes that must be read and written",
         "complete": False,

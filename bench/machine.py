@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import subprocess
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import torch
 
 from fastcoll import info
 
-__all__ = ["PRETENDED_HOSTS", "available_memory", "describe_machine", "describe_run"]
+__all__ = ["PRETENDED_HOSTS", "available_memory", "command_line", "describe_run"]
 
+_CPU = torch.device("cpu")
+_STARTS = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
 _NOT_THE_USERS = (  # set by fastcoll and torchrun if the user has set nothing
     ("DDP_DISABLE_COMM_MEM", "0"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
@@ -44,7 +46,7 @@ def available_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def describe_machine(device: torch.device) -> dict[str, Any]:
+def _machine(device: torch.device) -> dict[str, Any]:
     """Returns processor, cores, memory, kernel and load; the names of the GPUs for a CUDA run."""
     kibibytes = _first(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
     machine: dict[str, Any] = {
@@ -69,36 +71,38 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def _revision() -> str | None:
     """Returns the commit of this file's checkout, followed by "+" if files differ."""
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
-    run = partial(subprocess.check_output, text=True, timeout=10, stderr=subprocess.DEVNULL)
+    folder = str(Path(__file__).resolve().parent)
+    git = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        changed = run([*git, "status", "--porcelain", "--untracked-files=no"])
-        return run([*git, "rev-parse", "HEAD"]).strip() + ("+" if changed else "")
+        return subprocess.check_output(
+            git, text=True, timeout=10, stderr=subprocess.DEVNULL
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _digest(report: dict[str, Any]) -> str | None:
-    """Returns the SHA-256 of the loaded compiled module, which may be older than the sources."""
-    paths = report["libraries"]["fastcoll._C"]
-    return hashlib.sha256(Path(paths[0]).read_bytes()).hexdigest() if paths else None
-
-
-def describe_run(arguments: list[str], module: str = "fastcoll.bench") -> dict[str, Any]:
-    """Returns date, command line, versions and the environment variables that affect a run."""
-    report = info.collect()
+def command_line(module: str, arguments: Sequence[str]) -> str:
+    """Returns the command that ran a module of this package."""
     hosts = shlex.split(os.environ.get(PRETENDED_HOSTS, ""))
     start = ["fastcoll.bench.hosts", *hosts, "--"] if hosts else [module]
-    starts = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
+    return shlex.join(["python", "-m", *start, *arguments])
+
+
+def describe_run(command: str, device: torch.device = _CPU) -> dict[str, Any]:
+    """Returns the start of a record: date, command, versions, variables that affect a run, and machine."""
+    report = info.collect()
+    compiled = report["libraries"]["fastcoll._C"]  # it may be older than the sources
+    digest = hashlib.sha256(Path(compiled[0]).read_bytes()).hexdigest() if compiled else None
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", *start, *arguments]),
+        "command": command,
         "revision": _revision(),
-        "compiled_module_sha256": _digest(report),
+        "compiled_module_sha256": digest,
         "versions": report["versions"],
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(starts) and (name, value) not in _NOT_THE_USERS
+            if name.startswith(_STARTS) and (name, value) not in _NOT_THE_USERS
         },
+        "machine": _machine(device),
     }

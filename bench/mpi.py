@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from fastcoll._launch import rank_variables
 from fastcoll._measure import Call
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.peer import Peer
@@ -29,18 +30,7 @@ from fastcoll.bench.peer import Peer
 __all__ = ["MpiPeer", "as_torchrun", "started"]
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # by Open MPI's mpiexec; by MPICH's and Intel's
-_TYPES = {
-    torch.int8: "INT8_T",
-    torch.uint8: "UINT8_T",
-    torch.int32: "INT32_T",
-    torch.int64: "INT64_T",
-    torch.float16: "FLOAT16_T",
-    torch.bfloat16: "BFLOAT16_T",
-    torch.float32: "FLOAT",
-    torch.float64: "DOUBLE",
-}
-_WORDS = {1: "INT8_T", 2: "INT16_T", 4: "INT32_T", 8: "INT64_T"}
-_OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
+_FLOATS = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 
 
 def started() -> bool:
@@ -87,15 +77,15 @@ def as_torchrun() -> Iterator[None]:
             file=sys.stderr,
             flush=True,
         )
-    os.environ |= {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(world.bcast(store and store.port)),
-        "RANK": str(world.rank),
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_RANK": str(beside[: world.rank].count(socket.gethostname())),
-        "LOCAL_WORLD_SIZE": str(beside.count(socket.gethostname())),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    os.environ |= rank_variables(
+        world.rank,
+        world.size,
+        beside[: world.rank].count(socket.gethostname()),
+        beside.count(socket.gethostname()),
+        host,
+        world.bcast(store and store.port),
+    )
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     yield
     # Not after an error: the other ranks may not arrive.
     world.Barrier()
@@ -123,7 +113,6 @@ class MpiPeer(Peer):
         here = rank == root
         send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
         op, place = self._op(case), self._mpi.IN_PLACE
-        ends = {"dest": (rank + 1) % ranks, "source": (rank - 1) % ranks}
         reduced = (place, receive) if here else (send, None)
         calls: dict[str, Call] = {
             "all_reduce": partial(comm.Allreduce, place, receive, op),
@@ -131,7 +120,13 @@ class MpiPeer(Peer):
             "reduce_scatter": partial(comm.Reduce_scatter_block, send, receive, op),
             "broadcast": partial(comm.Bcast, receive, root),
             "all_to_all": partial(comm.Alltoall, send, receive),
-            "sendrecv": partial(comm.Sendrecv, send, recvbuf=receive, **ends),
+            "sendrecv": partial(
+                comm.Sendrecv,
+                send,
+                (rank + 1) % ranks,
+                recvbuf=receive,
+                source=(rank - 1) % ranks,
+            ),
             "barrier": comm.Barrier,
             "reduce": partial(comm.Reduce, *reduced, op, root),
             "gather": partial(comm.Gather, send, receive if here else None, root),
@@ -141,18 +136,19 @@ class MpiPeer(Peer):
 
     def _buffer(self, case: Case, tensor: Tensor) -> list[Any]:
         """Returns memory and type; without a reduction, the type is an integer of the same width."""
-        name = _TYPES[case.dtype] if case.collective.reduces else _WORDS[case.dtype.itemsize]
+        word = str(case.dtype).removeprefix("torch.").upper()
+        name = _FLOATS.get(case.dtype, f"{word}_T")
+        if not case.collective.reduces:
+            name = f"INT{8 * case.dtype.itemsize}_T"
         kind = getattr(self._mpi, name)
         if kind == self._mpi.DATATYPE_NULL:
             raise NotImplementedError(f"this MPI has no type for {case.dtype}")
         return [self._mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), kind]
 
     def _op(self, case: Case) -> Any:
-        if not case.collective.reduces:
-            return None
-        if case.op not in _OPS:
+        if case.op == "avg":
             raise NotImplementedError(f"MPI has no reduction {case.op!r}")
-        return getattr(self._mpi, _OPS[case.op])
+        return getattr(self._mpi, case.op.upper()) if case.collective.reduces else None
 
     def close(self) -> None:
         """Does nothing: MPI ends with the process."""

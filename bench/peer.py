@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,7 +19,16 @@ from fastcoll._version import __version__
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.training import WAYS, missing_way
 
-__all__ = ["FakePeer", "Peer", "SharedPeer", "UnreducedPeer", "bind", "exchange"]
+__all__ = [
+    "FakePeer",
+    "Peer",
+    "SharedPeer",
+    "UnreducedPeer",
+    "bind",
+    "exchange",
+    "in_shared",
+    "round_trip",
+]
 
 # The names since torch 2.13; 2.11 and 2.12 have the old ones only.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -33,31 +42,27 @@ _OPS = {
 }
 
 
-def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
-    """Returns the call that a user would write, with ``async_op`` at its default, False."""
-    send, receive, root, ranks, rank = (
-        case.send,
-        case.receive,
-        case.root,
-        case.world_size,
-        case.rank,
-    )
+def bind(case: Case, group: dist.ProcessGroup | None, async_op: bool = False) -> Call:
+    """Returns the call that a user would write; asynchronous, it returns a work, except for "sendrecv"."""
+    send, receive = case.send, case.receive
+    root, rank, ranks = case.root, case.rank, case.world_size
     op = _OPS.get(case.op)
+    given: Any = {"group": group, "async_op": async_op}
 
     def chunks(whole: Tensor) -> list[Tensor] | None:
         return list(whole.chunk(ranks)) if rank == root else None
 
     calls: dict[str, Callable[[], Call]] = {
-        "all_reduce": lambda: partial(dist.all_reduce, receive, op, group),
-        "all_gather": lambda: partial(_all_gather, receive, send, group),
-        "reduce_scatter": lambda: partial(_reduce_scatter, receive, send, op, group),
-        "broadcast": lambda: partial(dist.broadcast, receive, root, group),
-        "all_to_all": lambda: partial(dist.all_to_all_single, receive, send, group=group),
+        "all_reduce": lambda: partial(dist.all_reduce, receive, op, **given),
+        "all_gather": lambda: partial(_all_gather, receive, send, **given),
+        "reduce_scatter": lambda: partial(_reduce_scatter, receive, send, op, **given),
+        "broadcast": lambda: partial(dist.broadcast, receive, root, **given),
+        "all_to_all": lambda: partial(dist.all_to_all_single, receive, send, **given),
         "sendrecv": lambda: exchange(send, (rank + 1) % ranks, receive, (rank - 1) % ranks, group),
-        "barrier": lambda: partial(dist.barrier, group),
-        "reduce": lambda: partial(dist.reduce, receive, root, op, group),
-        "gather": lambda: partial(dist.gather, send, chunks(receive), root, group),
-        "scatter": lambda: partial(dist.scatter, receive, chunks(send), root, group),
+        "barrier": lambda: partial(dist.barrier, **given),
+        "reduce": lambda: partial(dist.reduce, receive, root, op, **given),
+        "gather": lambda: partial(dist.gather, send, chunks(receive), root, **given),
+        "scatter": lambda: partial(dist.scatter, receive, chunks(send), root, **given),
     }
     return calls[case.collective.name]()
 
@@ -85,6 +90,34 @@ def exchange(
     return apart if send.device.type == "cpu" else grouped
 
 
+def round_trip(tensor: Tensor, ends: Sequence[int], group: dist.ProcessGroup | None = None) -> Call:
+    """Returns a call that sends a tensor from the first end to the second and back; empty on other ranks."""
+    rank = dist.get_rank(group)
+
+    def call() -> None:
+        if rank in ends:
+            peer = ends[rank == ends[0]]
+            for act in (dist.send, dist.recv) if rank == ends[0] else (dist.recv, dist.send):
+                act(tensor, peer, group)
+
+    return call
+
+
+def in_shared(case: Case, group: dist.ProcessGroup) -> Case:
+    """Returns the case with buffers that peers of a group of fastcoll read in place."""
+
+    def like(tensor: Tensor) -> Tensor:
+        backend: Any = group._get_backend(tensor.device)
+        shared: Tensor = backend.allocate_tensor(
+            tensor.numel(), dtype=tensor.dtype, device=tensor.device
+        )
+        return shared
+
+    send = like(case.send)
+    receive = send if case.receive is case.send else like(case.receive)
+    return replace(case, send=send, receive=receive)
+
+
 class Peer:
     """A backend of ``torch.distributed``, connected to all ranks of the run.
 
@@ -107,10 +140,8 @@ class Peer:
     def __init__(self, name: str, timeout: timedelta) -> None:
         self.name = name
         backend = self.backend_of(name)
-        own = backend == "fastcoll"
-        self.library = (
-            f"fastcoll {__version__}" if own else f"{backend} of torch {torch.__version__}"
-        )
+        version = __version__ if backend == "fastcoll" else f"of torch {torch.__version__}"
+        self.library = f"{backend} {version}"
         self.group = dist.new_group(backend=backend, timeout=timeout)
 
     @classmethod
@@ -167,15 +198,8 @@ class SharedPeer(Peer):
 
     def place(self, case: Case) -> Case:
         """Returns the case with other buffers."""
-        send = self._shared(case.send)
-        same = case.receive is case.send
-        return replace(case, send=send, receive=send if same else self._shared(case.receive))
-
-    def _shared(self, like: Tensor) -> Tensor:
         assert self.group is not None
-        backend = self.group._get_backend(like.device)
-        tensor: Tensor = backend.allocate_tensor(like.numel(), dtype=like.dtype, device=like.device)
-        return tensor
+        return in_shared(case, self.group)
 
 
 class FakePeer(Peer):

@@ -126,35 +126,31 @@ def all_reduce_case(
     """Returns the all-reduce of `ranks` messages of `size` bytes in one launch."""
     from fastcoll.kernels.every_rank import prepare_every_rank
 
-    case = Case(
-        case_name(algorithm, ranks, size, dtype),
-        traffic(algorithm, ranks, size, dtype.itemsize),
-        1,
-    )
     buffers = _buffers(ranks, layout or layout_for(ranks, device), device)
     elements = size // dtype.itemsize
     sources = [_aligned(elements, dtype, device).normal_() for _ in range(ranks)]
     outs = [_aligned(elements, dtype, device) for _ in range(ranks)]
     work = prepare_every_rank(algorithm, "all_reduce", sources, outs, buffers)
-    case.works["fastcoll"] = work
 
-    def verify() -> bool:
+    def verify(_: str) -> bool:
         for source in sources:
             source.normal_()
         expected = _expected(sources, algorithm == "ring")
         for out in outs:
             out.fill_(float("nan"))
         work()
-        case.check()
+        check()
         return all(torch.equal(out, expected) for out in outs)
 
     def check() -> None:
         for each in buffers:
             each.check()
 
-    case.verify["fastcoll"] = verify
-    case.check = check
-    return case
+    name, moved = (
+        case_name(algorithm, ranks, size, dtype),
+        traffic(algorithm, ranks, size, dtype.itemsize),
+    )
+    return Case(name, moved, 1, {"fastcoll": work}, verify, check)
 
 
 def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case]]:

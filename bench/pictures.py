@@ -32,55 +32,35 @@ Record = dict[str, Any]
 _RESULTS = Path(__file__).resolve().parent / "results"
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours that colour-blind readers can tell apart; the background is the page's."""
-
-    text: str
-    muted: str
-    grid: str
-    neutral: str
-    ours: str
-    shared: str
-    gloo: str
-    loss: str
-    verdicts: tuple[str, ...]
-
-
-_VERDICTS = ("#0072b2", "#e69f00", "#7f7f7f", "#cc79a7", "#d55e00")  # Okabe, Ito, 2008, and grey
-THEMES = {
-    "light": Theme(
-        text="#1f2328",
-        muted="#6e7781",
-        grid="#d8dee4",
-        neutral="#f3f5f7",
-        ours="#0969da",
-        shared="#2b8fe0",
-        gloo="#bc4c00",
-        loss="#d1242f",
-        verdicts=_VERDICTS,
-    ),
-    "dark": Theme(
-        text="#f0f6fc",
-        muted="#9198a1",
-        grid="#3d444d",
-        neutral="#2a313c",
-        ours="#4493f8",
-        shared="#a5d6ff",
-        gloo="#f0883e",
-        loss="#f85149",
-        verdicts=("#56b4e9", *_VERDICTS[1:]),
-    ),
+Theme = dict[str, str]
+_COLORS = {
+    "text": ("#1f2328", "#f0f6fc"),
+    "muted": ("#6e7781", "#9198a1"),
+    "grid": ("#d8dee4", "#3d444d"),
+    "neutral": ("#f3f5f7", "#2a313c"),
+    "ours": ("#0969da", "#4493f8"),
+    "shared": ("#2b8fe0", "#a5d6ff"),
+    "gloo": ("#bc4c00", "#f0883e"),
+    "loss": ("#d1242f", "#f85149"),
+    "as specified": ("#0072b2", "#56b4e9"),
 }
+"""By meaning, on a light and on a dark page, whose background shows; colour-blind readers can tell them apart."""
+
+THEMES: dict[str, Theme] = {
+    theme: {name: colors[index] for name, colors in _COLORS.items()}
+    for index, theme in enumerate(("light", "dark"))
+}
+_OTHER_VERDICTS = ("#e69f00", "#7f7f7f", "#cc79a7", "#d55e00")  # Okabe, Ito, 2008, and grey
 
 
-def _canvas(width: float, height: float) -> tuple[Any, Any]:
-    """Returns a figure and its axes, without a background and a frame."""
+def _canvas(width: float, height: float, title: str, theme: Theme) -> tuple[Any, Any]:
+    """Returns a figure with a title and its axes, without a background and a frame."""
     figure = new_figure(width, height)
     axes = figure.subplots()
     for each in (figure, axes):
         each.patch.set_visible(False)
     axes.spines[:].set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", color=theme["text"], fontsize=11)
     return figure, axes
 
 
@@ -103,19 +83,18 @@ def _draw_added(records: Sequence[Record], theme: Theme) -> Any:
         for case, each in zip(row["cases"], added(row), strict=True)
         if case["buckets"] == "default buckets"
     }
-    figure, axes = _canvas(5.8, 2.2)
+    title = "Time that data parallelism adds to a step (lower is better)"
+    figure, axes = _canvas(5.8, 2.2, title, theme)
     times = [more[name] for name in _WAYS]
-    colors = [theme.muted, *[theme.ours] * 3]
+    colors = [theme["muted"], *[theme["ours"]] * 3]
     bars = axes.barh(list(_WAYS.values()), times, color=colors, height=0.62)
     labels = [f"{time:.1f} ms ({times[0] / time:.1f}x)" for time in times]
     labels[0] = f"{times[0]:.1f} ms"
-    axes.bar_label(bars, labels, padding=5, color=theme.text, fontsize=10)
+    axes.bar_label(bars, labels, padding=5, color=theme["text"], fontsize=10)
     axes.set_xlim(0, times[0] * 1.2)
     axes.invert_yaxis()
     axes.xaxis.set_visible(False)
-    axes.tick_params(axis="y", length=0, labelcolor=theme.text, labelsize=10)
-    title = "Time that data parallelism adds to a step (lower is better)"
-    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
+    axes.tick_params(axis="y", length=0, labelcolor=theme["text"], labelsize=10)
     return figure
 
 
@@ -139,15 +118,16 @@ def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
     def medians(name: str) -> list[float]:
         return [case["backends"][name]["time"]["median"] for case in cases]
 
-    figure, axes = _canvas(7.4, 4.3)
+    title = "Time of an all_reduce call (lower is better)"
+    figure, axes = _canvas(7.4, 4.3, title, theme)
     floor = [case["floor"]["time"]["median"] for case in cases]
     others = [best_other(case) for case in cases]
     curves = (
-        ("Gloo", medians("gloo"), theme.gloo, 2.0, "-"),
-        ("best MPI or oneCCL", others, theme.muted, 2.0, "-"),
-        ("fastcoll", medians("fastcoll"), theme.ours, 4.5, "-"),
-        ("fastcoll, shared tensors", medians("fastcoll-shared"), theme.shared, 2.0, "-"),
-        ("memory alone", floor, theme.text, 1.2, "--"),
+        ("Gloo", medians("gloo"), theme["gloo"], 2.0, "-"),
+        ("best MPI or oneCCL", others, theme["muted"], 2.0, "-"),
+        ("fastcoll", medians("fastcoll"), theme["ours"], 4.5, "-"),
+        ("fastcoll, shared tensors", medians("fastcoll-shared"), theme["shared"], 2.0, "-"),
+        ("memory alone", floor, theme["text"], 1.2, "--"),
     )
     axes.set(xscale="log", yscale="log", xlim=(3, 3.6e8), ylim=(0.4, 4e5))
     lowest = math.inf
@@ -169,12 +149,10 @@ def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
     axes.set_xticks(_SIZES, [size_text(size) for size in _SIZES])
     axes.set_yticks(list(_TIMES), list(_TIMES.values()))
     axes.minorticks_off()
-    axes.tick_params(length=0, labelcolor=theme.text, labelsize=10)
-    axes.grid(color=theme.grid, linewidth=0.8)
+    axes.tick_params(length=0, labelcolor=theme["text"], labelsize=10)
+    axes.grid(color=theme["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel("message size", color=theme.text, fontsize=10)
-    title = "Time of an all_reduce call (lower is better)"
-    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
+    axes.set_xlabel("message size", color=theme["text"], fontsize=10)
     return figure
 
 
@@ -190,21 +168,17 @@ FAULT_GROUPS = {
 """The verdicts of a record, by their name in the picture."""
 
 
-def _group(verdict: str) -> int | None:
-    for index, verdicts in enumerate(FAULT_GROUPS.values()):
-        if verdict in verdicts:
-            return index
-    return None
-
-
 def faults_of_both(record: Record) -> list[tuple[int, int]]:
     """Returns the groups of gloo's and fastcoll's verdict for each fault of both, sorted by gloo's group."""
+    groups = {
+        verdict: group
+        for group, verdicts in enumerate(FAULT_GROUPS.values())
+        for verdict in verdicts
+    }
     found = []
     for case in record["cases"]:
-        verdicts = [
-            case["backends"].get(name, {}).get("verdict", "") for name in ("gloo", "fastcoll")
-        ]
-        gloo, ours = map(_group, verdicts)
+        backends = [case["backends"].get(name, {}) for name in ("gloo", "fastcoll")]
+        gloo, ours = (groups.get(one.get("verdict")) for one in backends)
         if gloo is not None and ours is not None:
             found.append((gloo, ours))
     return sorted(found)
@@ -212,35 +186,34 @@ def faults_of_both(record: Record) -> list[tuple[int, int]]:
 
 def _draw_faults(records: Sequence[Record], theme: Theme) -> Any:
     found = faults_of_both(records[0])
-    figure, axes = _canvas(7.4, 2.1)
+    count = len(found)
+    title = f"Outcomes of {count} injected faults (each column is a fault)"
+    figure, axes = _canvas(7.4, 2.1, title, theme)
+    colors = (theme["as specified"], *_OTHER_VERDICTS)
+    style = {"color": theme["text"], "fontsize": 10}
     # A gap between groups.
     at = [column + 1.1 * gloo for column, (gloo, _) in enumerate(found)]
     for line, name in enumerate(("Gloo", "fastcoll")):
-        for group in range(len(FAULT_GROUPS)):
+        for group, color in enumerate(colors):
             here = [x for x, fault in zip(at, found, strict=True) if fault[line] == group]
             if here:
-                axes.scatter(
-                    here, [line] * len(here), s=38, color=theme.verdicts[group], linewidths=0
-                )
-        axes.text(-2, line, name, ha="right", va="center", color=theme.text, fontsize=11)
+                axes.scatter(here, [line] * len(here), s=38, color=color, linewidths=0)
+        axes.text(-2, line, name, ha="right", va="center", color=theme["text"], fontsize=11)
     for group, title in enumerate(FAULT_GROUPS):
         here = [x for x, (gloo, _) in zip(at, found, strict=True) if gloo == group]
         if here:
-            middle = (here[0] + here[-1]) / 2
+            wide = len(here) > 15
             text = (
                 f"{len(here)} {title}"
-                if len(here) > 15
-                else f"{len(here)}\n" + title.replace(" ", "\n", 1)
+                if wide
+                else "\n".join([str(len(here)), *title.split(" ", 1)])
             )
-            axes.text(middle, -0.45, text, ha="center", va="bottom", color=theme.text, fontsize=10)
-    count = len(found)
+            axes.text((here[0] + here[-1]) / 2, -0.45, text, ha="center", va="bottom", **style)
     same = sum(ours == 0 for _, ours in found)
     text = f"{same} of {count} {next(iter(FAULT_GROUPS))}"
-    axes.text(at[0] - 0.5, 1.45, text, ha="left", va="top", color=theme.text, fontsize=10)
+    axes.text(at[0] - 0.5, 1.45, text, ha="left", va="top", **style)
     axes.set(xlim=(-8, at[-1] + 1), ylim=(1.9, -1.75))
     axes.axis("off")
-    title = f"Outcomes of {count} injected faults (each column is a fault)"
-    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
     return figure
 
 
@@ -260,14 +233,15 @@ def _heat(ratio: float, theme: Theme) -> tuple[float, ...]:
     """Returns the colour of a time over gloo's: blue below 1, red above; red is never pale."""
     if ratio > 1:
         return _mixed(
-            theme.neutral, theme.loss, min(1, 0.55 + 0.45 * math.log(ratio) / math.log(1.3))
+            theme["neutral"], theme["loss"], min(1, 0.55 + 0.45 * math.log(ratio) / math.log(1.3))
         )
-    return _mixed(theme.neutral, theme.ours, min(1, math.log(ratio) / math.log(0.12)))
+    return _mixed(theme["neutral"], theme["ours"], min(1, math.log(ratio) / math.log(0.12)))
 
 
 def _draw_hosts(records: Sequence[Record], theme: Theme) -> Any:
     rectangle = importlib.import_module("matplotlib.patches").Rectangle
-    figure, axes = _canvas(8.6, 4.2)
+    title = "Time of fastcoll / time of Gloo (blue: faster, red: slower)"
+    figure, axes = _canvas(8.6, 4.2, title, theme)
     calls = list(dict.fromkeys(case["call"] for case in records[0]["cases"] if case["bytes"]))
     sizes = sorted({case["bytes"] for case in records[0]["cases"] if case["bytes"]})
     wide = len(sizes) + 0.35
@@ -286,16 +260,16 @@ def _draw_hosts(records: Sequence[Record], theme: Theme) -> Any:
             centre = {"ha": "center", "va": "center", "in_layout": False}
             axes.text(x + 0.475, y + 0.48, f"{ratio:.2f}", fontweight=weight, **centre, **style)
         middle = left + len(sizes) / 2
-        axes.text(middle, -0.95, title, ha="center", va="bottom", color=theme.text, fontsize=10)
+        axes.text(middle, -0.95, title, ha="center", va="bottom", color=theme["text"], fontsize=10)
         for column, size in enumerate(sizes):
             text, x = size_text(size), left + column + 0.475
-            axes.text(x, -0.12, text, ha="center", va="bottom", color=theme.muted, fontsize=8)
+            axes.text(x, -0.12, text, ha="center", va="bottom", color=theme["muted"], fontsize=8)
     for row, call in enumerate(calls):
-        axes.text(-0.15, row + 0.48, call, ha="right", va="center", color=theme.text, fontsize=10)
+        axes.text(
+            -0.15, row + 0.48, call, ha="right", va="center", color=theme["text"], fontsize=10
+        )
     axes.set(xlim=(-2.2, len(HOSTS) * wide - 0.35), ylim=(len(calls), -1.6))
     axes.axis("off")
-    title = "Time of fastcoll / time of Gloo (blue: faster, red: slower)"
-    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
     return figure
 
 

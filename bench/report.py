@@ -1,4 +1,4 @@
-"""The printed table of a sweep over sizes, with values computed from the times."""
+"""The printed table of a sweep over sizes, with values computed from the times; head and verdict of any run."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
+from fastcoll.bench.table import Column, Table, times_text
 
-__all__ = ["Table", "closing", "heading"]
+__all__ = ["SweepTable", "closing", "heading", "target_text"]
 
-# Title, unit, width, and whether it is shown without --wide.
 _COLUMNS = (
-    ("size", "(B)", 11, True),
-    ("count", "(elements)", 11, False),
-    ("type", "", 9, True),
-    ("redop", "", 6, True),
-    ("backend", "", 15, True),
-    ("time", "(us)", 9, True),
-    ("q1", "(us)", 9, False),
-    ("q3", "(us)", 9, False),
-    ("min", "(us)", 9, True),
-    ("algbw", "(GB/s)", 7, True),
-    ("busbw", "(GB/s)", 7, True),
-    ("#wrong", "", 6, True),
-    ("ratio", "", 7, True),
-    ("ratio", "of min", 7, False),
-    ("lead", "", 7, True),
-    ("lead", "of min", 7, False),
-    ("floor", "(us)", 9, True),
-    ("/floor", "", 7, False),
-    ("others", "(cpu%)", 6, False),
+    Column("size", 11, unit="(B)"),
+    Column("count", 11, unit="(elements)"),
+    Column("type", 9),
+    Column("redop", 6),
+    Column("backend", 15),
+    Column("time", 9, unit="(us)"),
+    Column("q1", 9, unit="(us)"),
+    Column("q3", 9, unit="(us)"),
+    Column("min", 9, unit="(us)"),
+    Column("algbw", 7, unit="(GB/s)"),
+    Column("busbw", 7, unit="(GB/s)"),
+    Column("#wrong", 6),
+    Column("ratio", 7),
+    Column("ratio", 7, unit="of min"),
+    Column("lead", 7),
+    Column("lead", 7, unit="of min"),
+    Column("floor", 9, unit="(us)"),
+    Column("/floor", 7),
+    Column("others", 6, 0, "(cpu%)"),
 )
+_WIDE = (1, 6, 7, 13, 15, 17, 18)  # the columns that only --wide shows
 _LEGEND = (
     "time: median over calls; ratio: times faster than {baseline} of the size; lead: than the fastest other library; "
     "floor: memory's part"
@@ -40,7 +41,7 @@ _LEGEND = (
 
 
 @dataclass
-class Table:
+class SweepTable:
     """The table of a sweep.
 
     Attributes:
@@ -58,6 +59,10 @@ class Table:
     wide: bool = False
     _bandwidths: dict[str, list[float]] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        self._shown = [i for i in range(len(_COLUMNS)) if self.wide or i not in _WIDE]
+        self._table = Table(*(_COLUMNS[i] for i in self._shown))
+
     @property
     def legend(self) -> str:
         """The meaning of the columns."""
@@ -65,31 +70,30 @@ class Table:
 
     def head(self, collective: str) -> list[str]:
         """Returns the two lines of column titles, after the collective's name."""
-        titles = self._join([title for title, *_ in _COLUMNS])
-        units = self._join([unit for _, unit, *_ in _COLUMNS])
-        return [f"# {collective}", f"#{titles[1:]}", f"#{units[1:]}"]
+        return [f"# {collective}", *(f"#{line[1:]}" for line in self._table.head())]
 
     def rows(self, case: dict[str, Any]) -> list[str]:
         """Returns a line for each backend of a case, and one for each backend that cannot do it."""
         lines = []
-        others = case["other_processes_percent"]
-        floor = _time(case["floor"]["time"]["median"]) if case["floor"] else "-"
+        floor = _time(case["floor"]["time"]["median"]) if case["floor"] else None
         for name, backend in case["backends"].items():
             time, wrong = backend["time"], backend["wrong"]
-            algbw, busbw = bandwidths(
+            bandwidth = bandwidths(
                 case["collective"], case["size"], self.world_size, time["median"]
             )
             if case["size"]:
-                self._bandwidths.setdefault(name, []).append(busbw)
+                self._bandwidths.setdefault(name, []).append(bandwidth[1])
             ratio, lead, over_floor = self.compare(case, name, "median")
             ratio_of_min, lead_of_min, _ = self.compare(case, name, "minimum")
-            cells = [str(case["size"]), str(case["count"]), case["dtype"], case["op"], name]
-            cells += [_time(time[key]) for key in ("median", "lower", "upper", "minimum")]
-            cells += [f"{algbw:.2f}", f"{busbw:.2f}", "N/A" if wrong is None else str(wrong)]
-            cells += map(_ratio, (ratio, ratio_of_min, lead, lead_of_min))
-            cells += [floor, _ratio(over_floor)]
-            cells += ["-" if others is None else f"{others:.0f}"]
-            lines.append(self._join(cells))
+            cells = [
+                *(case["size"], case["count"], case["dtype"], case["op"], name),
+                *(_time(time[key]) for key in ("median", "lower", "upper", "minimum")),
+                *bandwidth,
+                "N/A" if wrong is None else wrong,
+                *map(times_text, (ratio, ratio_of_min, lead, lead_of_min)),
+                *(floor, times_text(over_floor), case["other_processes_percent"]),
+            ]
+            lines.append(self._table.row([cells[i] for i in self._shown]))
         for name, why in case["unsupported"].items():
             lines.append(f"# {case['size']} B: {name} cannot do this: {why}")
         return lines
@@ -121,13 +125,6 @@ class Table:
         ]
         return [f"# average bus bandwidth (GB/s): {', '.join(means)}"] if means else []
 
-    def _join(self, cells: Collection[str]) -> str:
-        return " ".join(
-            f"{cell:>{width}}"
-            for cell, (_, _, width, always) in zip(cells, _COLUMNS, strict=True)
-            if always or self.wide
-        )
-
 
 def _over(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
@@ -135,10 +132,6 @@ def _over(above: float | None, below: float | None) -> float | None:
 
 def _time(microseconds: float) -> str:
     return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.1f}"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
 def heading(record: dict[str, Any], legend: str) -> list[str]:
@@ -173,3 +166,9 @@ def closing(wrong: int, checked: bool, measured: int) -> list[str]:
     if not checked:
         return ["# results were not verified"]
     return [f"# wrong elements: {wrong} {'FAILED' if wrong else 'OK'}"]
+
+
+def target_text(target: Mapping[str, Any]) -> str:
+    """Returns a target beside the measured value."""
+    (limit,) = (key for key in ("at_least", "at_most") if key in target)
+    return f"{target['name']}: {target['value']:.2f}, {limit.replace('_', ' ')} {target[limit]}"

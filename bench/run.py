@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gc
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +22,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import info
+from fastcoll._group_backend import this_host
+from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
 from fastcoll.bench.gpus import describe_gpus
-from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.machine import command_line, describe_run
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import FakePeer, Peer, SharedPeer, UnreducedPeer
@@ -62,7 +61,6 @@ class Run:
     """The state of this rank that a measurement uses.
 
     Attributes:
-        hosts: Number of hosts of the ranks.
         peers: The backends that all ranks have, in the order of the command line.
         left_out: The reason for each backend that could not be loaded.
         record: The record that ``--json`` writes; the measurements add their cases.
@@ -71,7 +69,6 @@ class Run:
     options: argparse.Namespace
     control: Control
     device: torch.device
-    hosts: int
     peers: list[Peer] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
@@ -111,19 +108,24 @@ class Run:
                 return str(text) if same else f"rank {rank}: {text}"
         return ""
 
-    def connect(self, adapters: Mapping[str, type[Peer]], timeout: timedelta) -> None:
+    def connect(self, adapters: Mapping[str, type[Peer]]) -> None:
         """Connects the backends."""
+        timeout = timedelta(seconds=self.options.timeout)
         for name in self.options.backends:
             adapter, peer = adapters.get(name, Peer), None
             problem = self.first(adapter.missing(name, self.device))
             if not problem:
                 peer, problem = self.attempt(partial(adapter, name, timeout))
-            if problem:
-                self.left_out[name] = problem
-                if peer:
-                    peer.close()
-            elif peer:
+            if peer and not problem:
                 self.peers.append(peer)
+            else:
+                self.leave_out(name, problem, peer)
+
+    def leave_out(self, name: str, problem: str, peer: Peer | None) -> None:
+        """Leaves a backend out of the run."""
+        self.left_out[name] = problem
+        if peer:
+            peer.close()
 
     def measure(
         self, candidates: Mapping[str, Turn], slowest_rank: bool, advance: Call
@@ -165,29 +167,28 @@ class Run:
             self.record["fastcoll_groups"] = info.groups()
             write_record(Path(self.options.json), self.record)
 
-
-def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
-    options = run.options
-    return {
-        **describe_run(arguments),
-        "machine": describe_machine(run.device),
-        "world_size": run.world_size,
-        "hosts": run.hosts,
-        "device": run.device.type,
-        "seed": options.seed,
-        "iterations": run.plan.calls * run.plan.turns,
-        "rounds": run.plan.turns,
-        "warmup_per_round": options.warmup,
-        "turn_milliseconds": options.turn_ms,
-        "settle_milliseconds": SETTLE_SECONDS * 1e3,
-        "quiet_percent": options.quiet,
-        "verified_calls": options.check,
-        "unit": "times in microseconds, sizes in bytes",
-        "backends": [peer.name for peer in run.peers],
-        "libraries": {peer.name: peer.library for peer in run.peers},
-        "left_out": run.left_out,
-        "cases": [],
-    }
+    def describe(self, arguments: list[str], hosts: int) -> dict[str, Any]:
+        """Returns the record of a run on a number of hosts, without cases."""
+        options = self.options
+        return {
+            **describe_run(command_line("fastcoll.bench", arguments), self.device),
+            "world_size": self.world_size,
+            "hosts": hosts,
+            "device": self.device.type,
+            "seed": options.seed,
+            "iterations": self.plan.calls * self.plan.turns,
+            "rounds": self.plan.turns,
+            "warmup_per_round": options.warmup,
+            "turn_milliseconds": options.turn_ms,
+            "settle_milliseconds": SETTLE_SECONDS * 1e3,
+            "quiet_percent": options.quiet,
+            "verified_calls": options.check,
+            "unit": "times in microseconds, sizes in bytes",
+            "backends": [peer.name for peer in self.peers],
+            "libraries": {peer.name: peer.library for peer in self.peers},
+            "left_out": self.left_out,
+            "cases": [],
+        }
 
 
 @contextlib.contextmanager
@@ -205,36 +206,29 @@ def open_run(
         SystemExit: Ranks share a GPU; raised on all ranks, with status 2.
     """
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=options.timeout)
     device = torch.device(options.device)
     if device.type == "cuda":
         local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    control = Control(PrefixStore("fastcoll.bench", store), rank, world_size)
+    # torch needs a default group. It stays idle: every backend is measured in a group of its own.
+    idle = "gloo" if dist.is_gloo_available() else "fastcoll"
+    control = join(idle, timedelta(seconds=options.timeout))
+    run = Run(options, control, device)
     gpus: dict[str, Any] = {}
     if device.type == "cuda":
         try:
-            gpus = describe_gpus(control, device)
+            gpus = {"ranks": describe_gpus(control, device)}
         except ValueError as error:
-            if rank == 0:
+            if run.rank == 0:
                 print(f"fastcoll.bench: {error}", file=sys.stderr, flush=True)
             control.barrier()
+            dist.destroy_process_group()
             raise SystemExit(2) from None
-    # torch needs a default group. It stays idle: every backend is measured in a group of its own.
-    dist.init_process_group(
-        "gloo" if dist.is_gloo_available() else "fastcoll",
-        store=PrefixStore("groups", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-    )
-    here = f"{socket.gethostname()} {os.readlink('/proc/self/ns/net')}"
-    run = Run(options, control, device, len(set(control.all_gather(here))))
-    run.connect(adapters, timeout)
-    if rank == 0:
-        run.record = _describe(run, arguments)
+    run.connect(adapters)
+    hosts = len(set(control.all_gather(this_host())))
+    if run.rank == 0:
+        run.record = run.describe(arguments, hosts)
         run.record["machine"] |= gpus
         for name, reason in run.left_out.items():
             print(f"fastcoll.bench: {name} is left out: {reason}", file=sys.stderr, flush=True)

@@ -18,13 +18,17 @@ A ring over several nodes has R parts, so each rank's card carries S/R. Every st
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+from fastcoll.bench.options import parse_size
+from fastcoll.bench.table import markdown
 
 __all__ = [
     "HGX_H200",
-    "Host",
     "Link",
     "Machine",
     "double_tree",
@@ -72,6 +76,10 @@ class Machine:
         return -(-ranks // self.per_node)
 
 
+Form = Callable[[int, float, Machine], float]
+"""(ranks, bytes of the message, machine) -> seconds."""
+
+
 def ring(ranks: int, size: float, machine: Machine) -> float:
     """Returns the seconds of a ring of all ranks."""
     chunk, steps = size / ranks, 2 * (ranks - 1)
@@ -90,9 +98,8 @@ def double_tree(ranks: int, size: float, machine: Machine) -> float:
         return 0.0
     link = machine.intra if machine.nodes(ranks) == 1 else machine.inter
     height = (ranks - 1).bit_length()
-    widest = (
-        2 if ranks > 3 else 1
-    )  # children of the busiest rank in each step, of half a message each
+    # Children of the busiest rank in each step, of half a message each.
+    widest = 2 if ranks > 3 else 1
 
     def seconds(segments: int) -> float:
         busiest = widest * size / (2 * segments)
@@ -116,98 +123,64 @@ def two_shot(ranks: int, size: float, machine: Machine) -> float:
     return 2 * machine.intra.step(share) + share * machine.per_reduced_byte
 
 
-def hierarchical(between: str, ranks: int, size: float, machine: Machine) -> float:
-    """Returns the seconds of two_shot in the nodes, with "ring" or "double_tree" of a share between them."""
+def hierarchical(between: Form, ranks: int, size: float, machine: Machine) -> float:
+    """Returns the seconds of two_shot in the nodes, with another form of a share between them."""
     local = machine.per_node
     one_each = replace(machine, per_node=1)
-    form = {"ring": ring, "double_tree": double_tree}[between]
-    return two_shot(local, size, machine) + form(machine.nodes(ranks), size / local, one_each)
-
-
-@dataclass(frozen=True)
-class Host:
-    """A kind of node, by data sheets and NCCL's own model.
-
-    Attributes:
-        intra_bandwidth: Bytes per second that a rank sends in its node.
-        inter_bandwidth: The same to other nodes.
-        memory_bandwidth: Bytes per second of a device's memory; reducing a byte reads two and writes one.
-        per_node: Ranks of a node.
-        call: Seconds before the first step.
-        protocols: Latency in the node and between nodes, in seconds, and usable share of a link, of each protocol.
-    """
-
-    intra_bandwidth: float
-    inter_bandwidth: float
-    memory_bandwidth: float
-    per_node: int
-    call: float
-    protocols: tuple[tuple[float, float, float], ...]
-
-    def machines(self) -> Iterator[Machine]:
-        """Yields the machine under each protocol; the best one depends on the message size."""
-        for intra, inter, share in self.protocols:
-            yield Machine(
-                Link(intra, 1 / (self.intra_bandwidth * share)),
-                Link(inter, 1 / (self.inter_bandwidth * share)),
-                self.per_node,
-                3 / self.memory_bandwidth,
-                self.call,
-            )
+    return two_shot(local, size, machine) + between(machine.nodes(ranks), size / local, one_each)
 
 
 # 18 NVLink 4 links of 20.6 GB/s each way (src/graph/topo.h), one ConnectX-7 of 400 Gbit/s for each GPU, 4.8 TB/s
-# (data sheets); latencies, efficiencies of LL, LL128 and Simple, and the call's: src/graph/tuning.cc. NVIDIA/nccl
-# 5067397c (2.30.7).
-HGX_H200 = Host(
-    intra_bandwidth=18 * 20.6e9,
-    inter_bandwidth=400e9 / 8,
-    memory_bandwidth=4.8e12,
-    per_node=8,
-    call=6.6e-6,
-    protocols=((0.6e-6, 5.0e-6, 0.5), (1.9e-6, 8.5e-6, 0.92), (3.4e-6, 14.0e-6, 1.0)),
-)
-"""8 H200 on an NVSwitch: an assumption about a common node, not measured."""
+# (data sheets), of which reducing a byte reads two and writes one. Latencies in and between nodes, and usable shares of
+# a link, of LL, LL128 and Simple, and the call's: src/graph/tuning.cc. NVIDIA/nccl 5067397c (2.30.7).
+HGX_H200 = [
+    Machine(
+        Link(intra, 1 / (18 * 20.6e9 * share)),
+        Link(inter, 1 / (400e9 / 8 * share)),
+        per_node=8,
+        per_reduced_byte=3 / 4.8e12,
+        call=6.6e-6,
+    )
+    for intra, inter, share in (
+        (0.6e-6, 5.0e-6, 0.5),
+        (1.9e-6, 8.5e-6, 0.92),
+        (3.4e-6, 14.0e-6, 1.0),
+    )
+]
+"""8 H200 on an NVSwitch under each protocol: an assumption about a common node, not measured."""
 
 CPU = Machine(Link(1e-6, 1 / 8e9), Link(1e-6, 1 / 8e9), per_node=64, per_reduced_byte=1 / 8e9)
 """Ranks of one host on CPU. Assumed: each has its own core, which copies 8 GB/s and reads a new flag after 1 us."""
 
 
-def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:
-    """Returns the microseconds of each algorithm that can serve `ranks` ranks."""
-    forms: dict[str, float] = {}
-    if machine.nodes(ranks) == 1:
-        forms["one_shot"] = one_shot(ranks, size, machine)
-        forms["two_shot"] = two_shot(ranks, size, machine)
+def predictions(ranks: int, size: float, machines: Sequence[Machine]) -> dict[str, float]:
+    """Returns the microseconds of each algorithm that can serve `ranks` ranks, under the best protocol for it."""
+    forms: dict[str, Form] = {"ring": ring, "double_tree": double_tree}
+    if machines[0].nodes(ranks) == 1:
+        forms = {"one_shot": one_shot, "two_shot": two_shot, **forms}
     else:
-        for between in ("ring", "double_tree"):
-            forms[f"hierarchical, {between}"] = hierarchical(between, ranks, size, machine)
-    forms["ring"] = ring(ranks, size, machine)
-    forms["double_tree"] = double_tree(ranks, size, machine)
-    return {name: (machine.call + seconds) * 1e6 for name, seconds in forms.items()}
+        around = {
+            f"hierarchical, {name}": partial(hierarchical, form) for name, form in forms.items()
+        }
+        forms = {**around, **forms}
+    return {
+        name: min((one.call + form(ranks, size, one)) * 1e6 for one in machines)
+        for name, form in forms.items()
+    }
 
 
 def table() -> list[str]:
     """Returns the lines of the table, in Markdown."""
+    hosts = (
+        ("H200", HGX_H200, (8, 64, 1024, 16384), ("64 KiB", "1 MiB", "32 MiB", "1 GiB")),
+        ("CPU, one host", [CPU], (2, 8, 64), ("4 KiB", "1 MiB", "256 MiB")),
+    )
     rows = []
-    for ranks in (8, 64, 1024, 16384):
-        for size in ("64 KiB", "1 MiB", "32 MiB", "1 GiB"):
-            each = [predictions(ranks, _bytes(size), one) for one in HGX_H200.machines()]
-            found = {name: min(times[name] for times in each) for name in each[0]}
-            rows.append(_row("H200", ranks, size, found))
-    for ranks in (2, 8, 64):
-        for size in ("4 KiB", "1 MiB", "256 MiB"):
-            found = predictions(ranks, _bytes(size), CPU)
-            rows.append(_row("CPU, one host", ranks, size, found))
-    head = "| ranks on | ranks | message | cheapest | us | ring, us |"
-    return [head, "| --- | --: | --: | --- | --: | --: |", *rows]
-
-
-def _bytes(size: str) -> int:
-    number, unit = size.split()
-    return int(number) << {"KiB": 10, "MiB": 20, "GiB": 30}[unit]
-
-
-def _row(kind: str, ranks: int, size: str, found: dict[str, float]) -> str:
-    best = min(found, key=lambda name: found[name])
-    return f"| {kind} | {ranks} | {size} | {best} | {found[best]:.1f} | {found['ring']:.1f} |"
+    for kind, machines, counts, sizes in hosts:
+        for ranks, size in itertools.product(counts, sizes):
+            found = predictions(ranks, parse_size(size), machines)
+            best = min(found, key=lambda name: found[name])
+            rows.append(
+                [kind, str(ranks), size, best, f"{found[best]:.1f}", f"{found['ring']:.1f}"]
+            )
+    return markdown("ranks on | ranks | message | cheapest | us | ring, us", rows)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -32,8 +31,7 @@ _COLLECTIVES = (
 """Parts of the names of kernels that move messages between ranks, in lower case."""
 
 
-@dataclass(frozen=True)
-class StepProfile:
+class StepProfile(NamedTuple):
     """One step, on this rank.
 
     Attributes:
@@ -54,8 +52,7 @@ class StepProfile:
 
     def less(self, other: StepProfile) -> StepProfile:
         """Returns this profile minus the other."""
-        theirs = asdict(other)
-        return StepProfile(**{name: value - theirs[name] for name, value in asdict(self).items()})
+        return StepProfile(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 def _kind(event: Any, on_gpu: bool) -> str:
@@ -81,13 +78,12 @@ def profiled(events: Iterable[Any], steps: int, on_gpu: bool, host: float) -> St
     """
     times: dict[str, list[float]] = {"launch": [], "collective": [], "call": [], "": []}
     for event in events:
-        times[_kind(event, on_gpu)].append(event.time_range.elapsed_us() / steps)
+        times[_kind(event, on_gpu)].append(event.time_range.elapsed_us())
     launches, collectives = times["launch"], times["collective"]
     if not launches + collectives:
         raise ValueError("expected launches among the profiler's events, got none")
-    counts = (len(each) / steps for each in (launches, collectives, times["call"]))
-    launched, collected, called = counts
-    return StepProfile(host, launched, sum(launches), collected, sum(collectives), called)
+    totals = [len(launches), sum(launches), len(collectives), sum(collectives), len(times["call"])]
+    return StepProfile(host, *(total / steps for total in totals))
 
 
 def profile_step(step: Callable[[], object], device: torch.device, meet: Call) -> StepProfile:

@@ -106,7 +106,7 @@ def sweep(run: Run) -> int:
     turns = len(kinds) * len(all_sizes) * run.plan.turns * (len(run.peers) + 1)
     wrong = measured = 0
     above = ""
-    table = report.Table(
+    table = report.SweepTable(
         run.world_size,
         [peer.name for peer in run.peers if peer.delivers],
         {peer.name: peer.library for peer in run.peers},

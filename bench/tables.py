@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastcoll.bench.hosts import least_bytes
 from fastcoll.bench.options import size_text
 from fastcoll.bench.pictures import HOSTS, PICTURES, best_other
 from fastcoll.bench.record import read_record
+from fastcoll.bench.table import markdown, times_text
 
 __all__ = ["TABLES", "client_result"]
 
@@ -24,12 +25,6 @@ _SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # by the launc
 
 def _record(name: str) -> dict[str, Any]:
     return read_record(_RESULTS / name)
-
-
-def _table(head: str, rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
-    """Returns a table in Markdown whose first columns are text and the others numbers; the head has `|` between."""
-    rule = ["---" if column < text else "--:" for column in range(head.count("|") + 1)]
-    return ["| " + " | ".join(cells) + " |" for cells in ([head], rule, *rows)]
 
 
 def _or_dash(value: float | None, text: str) -> str:
@@ -62,10 +57,10 @@ def _ddp(name: str) -> list[str]:
     for case in record["cases"]:
         for one, more in zip(case["cases"], added(case), strict=True):
             times = [f"{each / 1e3:.1f}" for each in (more.by_median, more.by_minimum)]
-            ratio = _or_dash(more.ratio, "{:.2f}x")
-            rows.append([case["model"], one["backend"], one["buckets"], *times, ratio])
+            row = [case["model"], one["backend"], one["buckets"], *times, times_text(more.ratio)]
+            rows.append(row)
     head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
-    return [*_table(head, rows, 3), *_source(name, record)]
+    return [*markdown(head, rows, 3), *_source(name, record)]
 
 
 def _all_reduce() -> list[str]:
@@ -86,14 +81,14 @@ def _all_reduce() -> list[str]:
             f"{gloo / ours:.1f}x",
             _or_dash(shared and gloo / shared, "{:.1f}x"),
             _or_dash(other, f"{best} {{:.1f}}"),
-            _or_dash(other and other / ours, "{:.2f}x"),
-            _or_dash(other and shared and other / shared, "{:.2f}x"),
+            times_text(other and other / ours),
+            times_text(other and shared and other / shared),
         ])  # fmt: skip
     head = (
         "message | fastcoll, us | shared, us | gloo, us | gloo / fastcoll | / shared | best other, us | "
         "that / fastcoll | / shared"
     )
-    return [*_table(head, rows), *_source(name, record)]
+    return [*markdown(head, rows), *_source(name, record)]
 
 
 def _collectives(dtype: str) -> list[str]:
@@ -111,7 +106,7 @@ def _collectives(dtype: str) -> list[str]:
     sizes = sorted({case["size"] for case in record["cases"]})
     rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
     head = " | ".join(["call", "peer's time over fastcoll's", *map(size_text, sizes)])
-    return [*_table(head, rows, 2), *_source(name, record)]
+    return [*markdown(head, rows, 2), *_source(name, record)]
 
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
@@ -125,7 +120,9 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
     rows = [[call, size_text(n) if n else "", *row] for (call, n), row in times.items()]
     assert all(len(row) == 3 + len(shapes) for row in rows), "a record lacks a case"
     titles = [HOSTS[name] for name in shapes]
-    lines = _table(" | ".join(["call", "message", f"fastcoll, ms, {titles[0]}", *titles]), rows, 2)
+    lines = markdown(
+        " | ".join(["call", "message", f"fastcoll, ms, {titles[0]}", *titles]), rows, 2
+    )
     for name, record in records.items():
         lines += _source(f"hosts_{name}_{link}_cpu.jsonl", record)
     return lines
@@ -143,7 +140,7 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
                 row = sent.setdefault(case["call"], [])
                 row += [f"{case[backend]['sent'] / least:.2f}" for backend in ("fastcoll", "gloo")]
     titles = [f"{backend}, {HOSTS[name]}" for name in shapes for backend in ("fastcoll", "Gloo")]
-    return _table(" | ".join(["call", *titles]), [[call, *row] for call, row in sent.items()])
+    return markdown(" | ".join(["call", *titles]), [[call, *row] for call, row in sent.items()])
 
 
 def _clients() -> list[str]:
@@ -165,7 +162,7 @@ def _clients() -> list[str]:
     dates = sorted(client["date"] for client in record["cases"])
     rounds = sorted({client["rounds"] for client in record["cases"]})
     when = f"Started from {dates[0][:16]} to {dates[-1][:16]}, {'/'.join(map(str, rounds))} rounds."
-    return [*_table(head, rows, 3), *_source(name, record, f"; {when}")]
+    return [*markdown(head, rows, 3), *_source(name, record, f"; {when}")]
 
 
 def _step_times(case: dict[str, Any]) -> list[str]:
@@ -200,7 +197,7 @@ def _frameworks() -> list[str]:
         if not case["same_bits"]:
             raise ValueError(f"{client['title']}: expected Gloo's losses, got {_losses(case)}")
         rows.append([client["title"], f"`{client['setting']}`", *_step_times(case)])
-    return _table("framework | how to switch | Gloo, ms | fastcoll, ms | speed-up", rows, 2)
+    return markdown("framework | how to switch | Gloo, ms | fastcoll, ms | speed-up", rows, 2)
 
 
 def _variables() -> list[str]:
@@ -210,7 +207,7 @@ def _variables() -> list[str]:
         for one in (each for each in env.VARIABLES if each.group == group):
             default = "unset" if one.default == "" else f"{one.default}"
             rows.append([f"`{one.name}`", one.meaning, one.values, default])
-        table = _table("variable | meaning | values | default", rows, 4)
+        table = markdown("variable | meaning | values | default", rows, 4)
         lines += [*([""] if lines else []), f"## {group}", "", *table]
     return lines
 

@@ -15,8 +15,9 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +36,7 @@ Turn = Callable[[Call, int, int], list[float]]
 """(barrier of all ranks, untimed calls, timed calls) -> microseconds of each timed call."""
 
 Name = TypeVar("Name", bound=Hashable)
+Sample = TypeVar("Sample")
 
 
 class Control:
@@ -139,11 +141,18 @@ def summarise(samples: Sequence[float]) -> Summary:
     )
 
 
-def in_turns(names: Sequence[Name], rounds: int) -> Iterator[Name]:
-    """Yields all names once a round; each round begins with another name."""
-    for turn in range(rounds):
-        first = turn % len(names)
-        yield from (*names[first:], *names[:first])
+def in_turns(
+    turns: Mapping[Name, Callable[[], list[Sample]]], rounds: int, advance: Call = lambda: None
+) -> dict[Name, list[Sample]]:
+    """Takes all turns once a round, each round beginning with another name; returns the samples of each name."""
+    names = list(turns)
+    samples: dict[Name, list[Sample]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            samples[name] += turns[name]()
+            advance()
+    return samples
 
 
 def synchronize(device: torch.device) -> None:
@@ -233,10 +242,8 @@ def measure(
     names = list(candidates)
     estimates = zip(*control.all_gather([min(take(name, 3)) for name in names]), strict=True)
     calls = {name: plan.calls_of(max(ranks)) for name, ranks in zip(names, estimates, strict=True)}
-    own: dict[Name, list[float]] = {name: [] for name in names}
-    for name in in_turns(names, plan.turns):
-        own[name] += take(name, calls[name])
-        advance()
+    turns = {name: partial(take, name, calls[name]) for name in names}
+    own = in_turns(turns, plan.turns, advance)
     everybody = zip(*control.all_gather(list(own.values())), strict=True)
     across: Callable[[Sequence[float]], float] = max if slowest_rank else statistics.median
     return {

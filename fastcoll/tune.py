@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import tuning
-from fastcoll._launch import launch
+from fastcoll._launch import join, launch
 from fastcoll._load import C
 from fastcoll._measure import Call, Control, Plan
 from fastcoll._version import __version__
+from fastcoll.bench.collectives import build_case
+from fastcoll.bench.peer import bind, in_shared
 from fastcoll.tune_search import NEVER, Times, fastest, from_where, limits, median_times
 
 __all__ = ["Experiment", "experiments", "main"]
@@ -59,26 +59,14 @@ class Experiment:
     decide: Callable[[Times[int]], int]
 
 
-# The name since torch 2.13; 2.11 and 2.12 have the old one only.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def _zeros(elements: int, group: dist.ProcessGroup, shared: bool) -> torch.Tensor:
-    if not shared:
-        return torch.zeros(elements)
-    cpu = torch.device("cpu")
-    tensor = group._get_backend(cpu).allocate_tensor(elements, dtype=torch.float32, device=cpu)
-    return tensor.zero_()
-
-
-def _all_reduce(size: int, group: dist.ProcessGroup, shared: bool = False) -> Call:
-    return partial(dist.all_reduce, _zeros(size // 4, group, shared), group=group)
-
-
-def _all_gather(size: int, group: dist.ProcessGroup, shared: bool = False) -> Call:
-    elements, ranks = size // 4 // group.size(), group.size()
-    output, part = (_zeros(count, group, shared) for count in (elements * ranks, elements))
-    return partial(_gather, output, part, group=group)
+def _call(name: str, shared: bool, size: int, group: dist.ProcessGroup) -> Call:
+    """Returns a call of a collective; `size` is that of its larger buffer."""
+    ranks = group.rank(), group.size()
+    case = build_case(name, size, torch.float32, "sum", *ranks, 0, torch.device("cpu"))
+    if shared:
+        case = in_shared(case, group)
+    case.clear()
+    return bind(case, group)
 
 
 def _kib(*sizes: int) -> list[int]:
@@ -88,18 +76,19 @@ def _kib(*sizes: int) -> list[int]:
 def experiments(ranks: int) -> list[Experiment]:
     """Returns the experiments for a number of ranks, in order: later ones use the values that earlier ones found."""
     segments = _kib(64, 128, 256, 512)
-    reduce_shared, gather_shared = (partial(c, shared=True) for c in (_all_reduce, _all_gather))
+    reduce, reduce_shared = (partial(_call, "all_reduce", shared) for shared in (False, True))
+    gather, gather_shared = (partial(_call, "all_gather", shared) for shared in (False, True))
 
     def first(times: Times[int]) -> int:
         return from_where(times, _WAYS)
 
     return [
-        Experiment("segment_bytes", _all_reduce, _kib(256, 1024, 4096), segments, fastest),
-        Experiment("long_segment_bytes", _all_reduce, [16 * MIB, 64 * MIB], segments, fastest),
+        Experiment("segment_bytes", reduce, _kib(256, 1024, 4096), segments, fastest),
+        Experiment("long_segment_bytes", reduce, [16 * MIB, 64 * MIB], segments, fastest),
         # The field is divided by the ranks and doubled when it is used.
-        Experiment("one_shot_bytes", _all_reduce, _kib(4, 8, 16, 32, 64, 128), _WAYS,
+        Experiment("one_shot_bytes", reduce, _kib(4, 8, 16, 32, 64, 128), _WAYS,
                    lambda times: limits(times, _WAYS)[0] * ranks // 2),
-        Experiment("streaming_bytes", _all_gather, [size * MIB for size in (2, 4, 8, 16, 32, 64)],
+        Experiment("streaming_bytes", gather, [size * MIB for size in (2, 4, 8, 16, 32, 64)],
                    _WAYS, first),
         # The field is compared with one rank's input.
         Experiment("direct_bytes", gather_shared, _kib(8, 16, 32, 64, 128, 256, 1024), _WAYS,
@@ -196,23 +185,11 @@ def _write(path: Path, record: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
-def _join() -> Control:
-    """Makes the default group with the shipped table, because hosts may still have different tables."""
-    store, rank, ranks = next(rendezvous("env://"))
-    dist.init_process_group(
-        "fastcoll",
-        store=PrefixStore("groups", store),
-        rank=rank,
-        world_size=ranks,
-        pg_options=C.Options(tuning=C.Tuning()),
-    )
-    return Control(PrefixStore("fastcoll.tune", store), rank, ranks)
-
-
 def _run_rank(options: argparse.Namespace) -> None:
     """Runs one rank: measures a part of the table, which the first rank, or the first of each host, writes."""
     torch.set_num_threads(1)
-    control = _join()
+    # With the shipped table, because hosts may still have different tables.
+    control = join("fastcoll", options=C.Options(tuning=C.Tuning()))
     plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     writers = [0]

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from fastcoll._group_backend import this_host
-from fastcoll._measure import Call, Control, Plan, measure, take_turn
+from fastcoll._measure import Control, Plan, measure, take_turn
+from fastcoll.bench.peer import round_trip
 
 __all__ = ["leaders_of", "measure_link"]
 
@@ -41,21 +41,6 @@ def leaders_of(control: Control) -> list[int]:
     return leaders
 
 
-def _round_trip(size: int, ends: Sequence[int]) -> Call:
-    """Returns a call that sends a message from the first end to the second and back; empty on other ranks."""
-    tensor, rank = torch.zeros(size, dtype=torch.uint8), dist.get_rank()
-
-    def call() -> None:
-        if rank == ends[0]:
-            dist.send(tensor, ends[1])
-            dist.recv(tensor, ends[1])
-        elif rank == ends[1]:
-            dist.recv(tensor, ends[0])
-            dist.send(tensor, ends[0])
-
-    return call
-
-
 def measure_link(control: Control, plan: Plan, ends: Sequence[int]) -> tuple[int, dict[str, Any]]:
     """Measures the link between two hosts; all ranks call this.
 
@@ -71,7 +56,11 @@ def measure_link(control: Control, plan: Plan, ends: Sequence[int]) -> tuple[int
         RuntimeError: The long message took no longer than the short one.
     """
     cpu = torch.device("cpu")
-    turns = {size: partial(take_turn, _round_trip(size, ends), cpu) for size in (_SHORT, _LONG)}
+    messages = {size: torch.zeros(size, dtype=torch.uint8) for size in (_SHORT, _LONG)}
+    turns = {
+        size: partial(take_turn, round_trip(message, ends), cpu)
+        for size, message in messages.items()
+    }
     timings = measure(turns, control, plan, slowest_rank=True)
     short, long = (timings[size].time.median / 2e6 for size in (_SHORT, _LONG))
     if long <= short:

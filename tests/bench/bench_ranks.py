@@ -10,6 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from world import Worlds, here
 
+from fastcoll._launch import rank_variables
+
 __all__ = ["FEW", "SHORT", "Ended", "as_one_rank", "run_on"]
 
 FEW = ("-n", "1", "--rounds", "1", "-w", "0")
@@ -32,15 +34,9 @@ def as_one_rank(store_port: int, module: str, arguments: list[str]) -> tuple[int
     """Be one rank, with the variables that torchrun sets; return the status and what was printed."""
     import importlib
 
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store_port),
-        "RANK": str(here().rank),
-        "LOCAL_RANK": str(here().rank),
-        "WORLD_SIZE": str(here().size),
-        "LOCAL_WORLD_SIZE": str(here().size),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    place = here().rank, here().size
+    os.environ |= rank_variables(*place, *place, "127.0.0.1", store_port)
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = importlib.import_module(module).run_rank(arguments)

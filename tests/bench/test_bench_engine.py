@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll.bench.device_timing import time_on_host
-from fastcoll.bench.engine import CASES, bind, main
+from fastcoll.bench.engine import CASES, call_of, main
 
 
 def every_case():
@@ -16,7 +16,7 @@ def every_case():
     groups = {"first": dist.new_group(), "second": dist.new_group()}
     with recording_device.no_violations():
         for case in CASES:
-            calls = {name: bind(case, group, device) for name, group in groups.items()}
+            calls = {name: call_of(case, group, device) for name, group in groups.items()}
             before = len(recording_device.log("launch"))
             times = time_on_host(calls, torch.recording.synchronize, rounds=2, batch=3)
             assert set(times) == set(groups)

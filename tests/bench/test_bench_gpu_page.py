@@ -1,7 +1,5 @@
 """The page that ``make gpu`` ends with, of what its parts left, whole or not."""
 
-from dataclasses import asdict
-
 import pytest
 
 from fastcoll.bench import gpu_page
@@ -11,8 +9,8 @@ from fastcoll.bench.step_profile import StepProfile
 REPORT = {"versions": {"fastcoll": "0.1.0", "torch": "2.11.0", "NCCL": None}}
 RUN = {"command": "python -m fastcoll.bench", "revision": "0123abc"}
 TIME = {"time": {"median": 12.5}, "wrong": 0}
-PROFILE = asdict(StepProfile(100.0, 20.0, 50.0, 0.0, 0.0, 30.0))
-MORE = asdict(StepProfile(109.6, 24.0, 57.2, 1.0, 9.0, 31.0))
+PROFILE = StepProfile(100.0, 20.0, 50.0, 0.0, 0.0, 30.0)._asdict()
+MORE = StepProfile(109.6, 24.0, 57.2, 1.0, 9.0, 31.0)._asdict()
 
 
 def step(median: float) -> dict:

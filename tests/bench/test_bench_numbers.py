@@ -130,7 +130,7 @@ def test_rows_of_the_table_and_averages() -> None:
                      "fake": {**statistics(9000.0, 1.0), "wrong": None}},
         "unsupported": {"nccl": "no device"},
     }  # fmt: skip
-    wide = report.Table(4, ["fastcoll", "gloo"], {}, wide=True)
+    wide = report.SweepTable(4, ["fastcoll", "gloo"], {}, wide=True)
     first, second, third, last = wide.rows(case)
     assert first.split() == ["64000", "16000", "float", "sum", "fastcoll", "10.00", "10.00", "10.00", "8.00",
                              "6.40", "9.60", "0", "400x", "10.00x", "400x", "10.00x", "5.00", "2.00x", "3"]  # fmt: skip
@@ -138,7 +138,7 @@ def test_rows_of_the_table_and_averages() -> None:
     assert second.split()[12:16] == ["1.00x", "1.00x", "0.00x", "0.10x"]
     assert "N/A" in third.split()
     assert last == "# 64000 B: nccl cannot do this: no device"
-    narrow = report.Table(4, ["fastcoll", "gloo"], {})
+    narrow = report.SweepTable(4, ["fastcoll", "gloo"], {})
     assert narrow.rows(case)[0].split() == ["64000", "float", "sum", "fastcoll", "10.00", "8.00",
                                             "6.40", "9.60", "0", "400x", "400x", "5.00"]  # fmt: skip
     for table, most in ((wide, 200), (narrow, 120)):
@@ -147,7 +147,7 @@ def test_rows_of_the_table_and_averages() -> None:
     assert narrow.averages() == [
         "# average bus bandwidth (GB/s): fastcoll 9.60, gloo 0.02, fake 0.01"
     ]
-    assert report.Table(4, [], {}).averages() == []
+    assert report.SweepTable(4, [], {}).averages() == []
 
 
 def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_library() -> None:
@@ -156,7 +156,7 @@ def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_lib
 
     def ratios(name: str, key: str = "median", **changed: Any) -> tuple[float | None, ...]:
         given = {"among": backends, "libraries": {}, "baseline": "b"} | changed
-        return report.Table(2, **given).compare(case, name, key)
+        return report.SweepTable(2, **given).compare(case, name, key)
 
     assert ratios("a") == (2.0, 2.0, None)
     assert ratios("a", "minimum") == (6 / 9, 6 / 9, None)

@@ -114,17 +114,15 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := set(options.names) - set(CLIENTS):
         parser.error(f"expected some of {', '.join(CLIENTS)}, got {', '.join(sorted(unknown))}")
     # Here, as it takes seconds and imports torch.
-    import torch
 
     from fastcoll.bench import page
-    from fastcoll.bench.machine import describe_machine, describe_run
+    from fastcoll.bench.machine import describe_run
     from fastcoll.bench.record import read_record, write_record
 
     path = _RECORD
     before = read_record(path)["cases"] if path.exists() else []
     known = {case["client"]: case for case in before}
-    record: dict[str, Any] = {"machine": describe_machine(torch.device("cpu")), **describe_run([])}
-    record["command"] = "make clients"
+    record = describe_run("make clients")
     failed = False
     for name in options.names or CLIENTS:
         entry = _client(name, options.ranks, options.rounds)

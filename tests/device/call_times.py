@@ -22,7 +22,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 
-from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.machine import describe_run
 from fastcoll.bench.record import write_record
 
 _CALLS = 2000
@@ -94,9 +94,7 @@ def main() -> None:
         print(f"{beside:8} {median:6.1f} us a call, {median / medians['asleep']:.2f}x")
     if options.json is not None:
         record = {
-            **describe_run([]),
-            "command": f"python tests/device/call_times.py --rounds {options.rounds}",
-            "machine": describe_machine(torch.device("cpu")),
+            **describe_run(f"python tests/device/call_times.py --rounds {options.rounds}"),
             "calls": _CALLS,
             "rounds": options.rounds,
             "unit": "microseconds a call",

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fault_job import JobFailed
 from fault_list import FAULTS, OF_FASTCOLL_ALONE
 from in_time import TooSlow, notes
@@ -229,7 +228,7 @@ def _cell(found: dict[str, Any] | None) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Play, print, write; return the exit status."""
-    from fastcoll.bench.machine import describe_machine, describe_run
+    from fastcoll.bench.machine import describe_run
     from fastcoll.bench.record import write_record
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -250,12 +249,8 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{backend}: " + ", ".join(f"{n} {text}" for text, n in counts.items()))
     if options.json:
         words = sys.argv[1:] if arguments is None else arguments
-        record = describe_run(words) | {
-            "command": f"make faults FAULTS={shlex.quote(shlex.join(words))}",
-            "machine": describe_machine(torch.device("cpu")),
-            "cases": listed,
-        }
-        write_record(options.json, record)
+        command = f"make faults FAULTS={shlex.quote(shlex.join(words))}"
+        write_record(options.json, {**describe_run(command), "cases": listed})
     mine = [case["backends"].get("fastcoll") for case in listed]
     return int(any(f and f["verdict"] not in VERDICTS[:2] for f in mine))
 
