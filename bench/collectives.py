@@ -12,22 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["COLLECTIVES", "Case", "Collective", "Piece", "bandwidths", "build_case"]
+__all__ = ["COLLECTIVES", "Case", "Collective", "bandwidths", "build_case"]
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive elements of a result, which are consecutive in a sent buffer.
-
-    Attributes:
-        source: The rank that sent them; None: they are the reduction over all ranks.
-        offset: Their offset in the sent buffers, in elements.
-        length: Their number.
-    """
-
-    source: int | None
-    offset: int
-    length: int
+Expected = Callable[[int, int, int], list[tuple[int | None, int]]]
+"""(rank, ranks, root) -> the chunks of the rank's result in order, each by the rank that sent it, or None for the
+reduction over all ranks, and the number of the chunk in the sent buffers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +25,7 @@ class Collective:
 
     Attributes:
         name: The word of the command line.
-        expected: Returns the pieces of the result on the case's rank.
+        expected: Returns the result.
         factor: Returns bus bandwidth over algorithm bandwidth for a number of ranks, as nccl-tests counts.
         send: The part that a rank sends: "chunk", "whole" or "none".
         receive: The part that a rank receives, likewise; "same": it arrives in the buffer that is sent.
@@ -45,7 +34,7 @@ class Collective:
     """
 
     name: str
-    expected: Callable[[Case], list[Piece]]
+    expected: Expected
     factor: Callable[[int], float]
     send: str = "whole"
     receive: str = "whole"
@@ -80,30 +69,23 @@ class Case:
     send: Tensor = field(repr=False)
     receive: Tensor = field(repr=False)
 
+    @property
+    def expected(self) -> list[tuple[int | None, int]]:
+        """The result on this rank."""
+        return self.collective.expected(self.rank, self.world_size, self.root)
+
     def clear(self) -> None:
         """Sets the buffers to zero."""
         self.send.zero_()
         self.receive.zero_()
 
 
-def _gathered(case: Case) -> list[Piece]:
-    return [Piece(source, 0, case.count) for source in range(case.world_size)]
+def _gathered(rank: int, ranks: int, root: int) -> list[tuple[int | None, int]]:
+    return [(source, 0) for source in range(ranks)]
 
 
-def _reduction(case: Case) -> list[Piece]:
-    return [Piece(None, 0, case.count)]
-
-
-def _own_chunk(case: Case, source: int | None) -> Piece:
-    return Piece(source, case.rank * case.count, case.count)
-
-
-def _all_to_all(case: Case) -> list[Piece]:
-    return [_own_chunk(case, source) for source in range(case.world_size)]
-
-
-def _if_root(case: Case, pieces: list[Piece]) -> list[Piece]:
-    return pieces if case.rank == case.root else []
+def _if_root(expected: Expected) -> Expected:
+    return lambda rank, ranks, root: expected(rank, ranks, root) if rank == root else []
 
 
 def _share(ranks: int) -> float:
@@ -116,17 +98,16 @@ def _one(ranks: int) -> float:
 
 # fmt: off
 _ALL = [
-    Collective("all_reduce", _reduction, lambda ranks: 2 * _share(ranks), receive="same", reduces=True),
+    Collective("all_reduce", lambda *_: [(None, 0)], lambda ranks: 2 * _share(ranks), receive="same", reduces=True),
     Collective("all_gather", _gathered, _share, send="chunk"),
-    Collective("reduce_scatter", lambda case: [_own_chunk(case, None)], _share, receive="chunk", reduces=True),
-    Collective("broadcast", lambda case: [Piece(case.root, 0, case.count)], _one, receive="same", rooted=True),
-    Collective("all_to_all", _all_to_all, _share),
-    Collective("sendrecv", lambda case: [Piece((case.rank - 1) % case.world_size, 0, case.count)], _one),
-    Collective("barrier", lambda case: [], lambda ranks: 0.0, send="none", receive="none"),
-    Collective("reduce", lambda case: _if_root(case, _reduction(case)), _one,
-               receive="same", reduces=True, rooted=True),
-    Collective("gather", lambda case: _if_root(case, _gathered(case)), _share, send="chunk", rooted=True),
-    Collective("scatter", lambda case: [_own_chunk(case, case.root)], _share, receive="chunk", rooted=True),
+    Collective("reduce_scatter", lambda rank, *_: [(None, rank)], _share, receive="chunk", reduces=True),
+    Collective("broadcast", lambda rank, ranks, root: [(root, 0)], _one, receive="same", rooted=True),
+    Collective("all_to_all", lambda rank, ranks, root: [(source, rank) for source in range(ranks)], _share),
+    Collective("sendrecv", lambda rank, ranks, root: [((rank - 1) % ranks, 0)], _one),
+    Collective("barrier", lambda *_: [], lambda ranks: 0.0, send="none", receive="none"),
+    Collective("reduce", _if_root(lambda *_: [(None, 0)]), _one, receive="same", reduces=True, rooted=True),
+    Collective("gather", _if_root(_gathered), _share, send="chunk", rooted=True),
+    Collective("scatter", lambda rank, ranks, root: [(root, rank)], _share, receive="chunk", rooted=True),
 ]
 # fmt: on
 

@@ -21,10 +21,10 @@ from torch import nn
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
-from fastcoll.bench.machine import available_memory
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
+from fastcoll.bench.record import available_memory
 from fastcoll.bench.run import Run
 from fastcoll.bench.step_profile import StepProfile, profile_step
 from fastcoll.bench.table import Column, Table, times_text
@@ -142,17 +142,19 @@ class Added(NamedTuple):
     ratio: float | None
 
 
-def added(row: dict[str, Any]) -> list[Added]:
-    """Returns the time that each case of a model adds, in the order of ``row["cases"]``."""
-    most: dict[str, float] = {}
+def added(row: dict[str, Any]) -> list[tuple[dict[str, Any], Added]]:
+    """Returns each case of a model, with the time that it adds."""
+
+    def more(case: dict[str, Any], key: str) -> float:
+        return float(case["time"][key] - row["alone"]["time"][key])
+
     found = []
     for case in row["cases"]:
-        own, best = (case["time"][key] - row["alone"]["time"][key] for key in ("median", "minimum"))
-        most[case["buckets"]] = max(most.get(case["buckets"], 0.0), own)
-        found.append((case["buckets"], own, best))
-    return [
-        Added(own, best, most[buckets] / own if own > 0 else None) for buckets, own, best in found
-    ]
+        own = more(case, "median")
+        alike = [each for each in row["cases"] if each["buckets"] == case["buckets"]]
+        ratio = max(more(each, "median") for each in alike) / own if own > 0 else None
+        found.append((case, Added(own, more(case, "minimum"), ratio)))
+    return found
 
 
 def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
@@ -254,7 +256,7 @@ def _lines(row: dict[str, Any]) -> list[str]:
 
     lines = [title, *table.head()]
     lines.append(table.row([_ALONE, *milliseconds(row["alone"]["time"]), *[None] * 4]))
-    for case, more in zip(row["cases"], added(row), strict=True):
+    for case, more in added(row):
         times = [*milliseconds(case["time"]), more.by_median / 1e3, more.by_minimum / 1e3]
         wrong = "N/A" if case["wrong"] is None else case["wrong"]
         label = f"{case['backend']}, {case['buckets']}"
@@ -269,7 +271,7 @@ def compare_steps(run: Run) -> int:
     Returns:
         The exit status: 0, 1 if a gradient was wrong or a way to train failed, 2 if nothing was measured.
     """
-    for peer in [peer for peer in run.peers if peer.group is None or not peer.trains]:
+    for peer in [peer for peer in run.peers if not peer.trains]:
         problem = "DDP needs a process group of torch whose works have results"
         run.leave_out(peer.name, problem, peer)
         run.peers.remove(peer)
@@ -277,19 +279,12 @@ def compare_steps(run: Run) -> int:
     options = run.options
     kinds = list(product(options.names, options.dtypes))
     turns = len(kinds) * run.plan.turns * (1 + len(_BUCKETS) * len(run.peers))
-    wrong = failed = measured = 0
+    failed = False
     legend = "added: over the step without DDP, by medians; best: by minima"
     run.say(*report.heading(run.record, legend))
     with progress_bar("fastcoll.bench ddp", turns, run.rank == 0) as advance:
         for name, dtype in kinds if run.peers else []:
             row = _measure_model(run, name, dtype, advance)
-            if run.rank == 0:
-                run.record["cases"].append(row)
-            run.write_json()  # now, because a later model may end the process
-            run.say("", *_lines(row))
-            wrong += sum(case["wrong"] or 0 for case in row["cases"])
-            failed += len(row.get("failed", {}))
-            measured += len(row["cases"])
-    run.say("", *report.closing(wrong, options.check > 0, measured))
-    run.write_json()
-    return 1 if wrong or failed else 0 if measured else 2
+            run.add(row, row["cases"], ["", *_lines(row)])
+            failed |= "failed" in row
+    return run.finish(failed=failed)

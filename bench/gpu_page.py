@@ -18,7 +18,7 @@ import torch
 
 from fastcoll import info
 from fastcoll.bench.ddp import added, added_by_profile
-from fastcoll.bench.record import read_record
+from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.report import target_text
 from fastcoll.bench.table import markdown
 
@@ -78,15 +78,14 @@ def _wrong(count: int | None) -> str:
 
 def _all_reduce(record: dict[str, Any]) -> Iterable[str]:
     for case in record["cases"]:
-        backends = case["backends"]
-        times = (f"{name} {one['time']['median']:.1f} us" for name, one in backends.items())
-        wrong = sum(one["wrong"] or 0 for one in backends.values())
+        times = (f"{name} {time:.1f} us" for name, time in medians(case).items())
+        wrong = sum(one["wrong"] or 0 for one in case["backends"].values())
         yield f"{case['size']} bytes: {', '.join(times)}{_wrong(wrong)}"
 
 
 def _steps(record: dict[str, Any]) -> Iterable[str]:
     for row in record["cases"]:
-        for case, time in zip(row["cases"], added(row), strict=True):
+        for case, time in added(row):
             text = (
                 f"{row['model']}, {case['backend']}, {case['buckets']}: "
                 f"{time.by_median:.0f} us more than without DDP"

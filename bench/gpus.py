@@ -16,9 +16,9 @@ __all__ = ["describe_gpus"]
 def _own(device: torch.device) -> dict[str, Any]:
     """Returns this rank's placement, from torch.
 
-    "host" is NCCL_HOSTID if set, else the host's name. With different NCCL_HOSTIDs, NCCL treats ranks on one GPU as
-    ranks of several hosts: then results can be verified, but times mean nothing. "identity" is unique among the GPUs of
-    a host. "index" is the GPU's number in this process. "peers" counts the GPUs whose memory it can access directly.
+    With different NCCL_HOSTIDs, NCCL treats ranks on one GPU as ranks of several hosts: then results can be verified,
+    but times mean nothing. "identity" is unique among the GPUs of a host. "peers" counts the GPUs whose memory this one
+    can access directly.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     count = torch.cuda.device_count()

@@ -26,9 +26,8 @@ from fastcoll._launch import ALLOCATOR, join, rank_variables
 from fastcoll._measure import Call, Control, in_turns
 from fastcoll.bench import namespaces
 from fastcoll.bench.collectives import build_case
-from fastcoll.bench.machine import PRETENDED_HOSTS, command_line, describe_run
 from fastcoll.bench.peer import bind, exchange, round_trip
-from fastcoll.bench.record import write_record
+from fastcoll.bench.record import PRETENDED_HOSTS, command_line, describe_run, write_record
 from fastcoll.bench.table import Column, Table
 
 __all__ = ["least_bytes", "main"]

@@ -29,8 +29,7 @@ from fastcoll.bench import kernel_cases, peer_cases
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
-from fastcoll.bench.machine import command_line, describe_run
-from fastcoll.bench.record import write_record
+from fastcoll.bench.record import command_line, describe_run, write_record
 from fastcoll.bench.report import target_text
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout

@@ -95,7 +95,7 @@ class MpiPeer(Peer):
     """The MPI of the launcher."""
 
     def __init__(self, name: str, timeout: timedelta) -> None:
-        self.name = name
+        self.name, self.backend, self.way = name, "mpi", ""
         self._mpi = _load()
         self._comm: Any = self._mpi.COMM_WORLD
         self.library = self._mpi.Get_library_version().strip("\0").splitlines()[0]

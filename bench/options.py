@@ -25,7 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 MOST_ATTEMPTS = 20
 OPS = ("sum", "prod", "min", "max", "avg")
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
 _BACKENDS = {"cpu": "fastcoll,gloo", "cuda": "fastcoll,nccl"}
 
 
@@ -49,9 +49,9 @@ def parse_size(text: str) -> int:
 
 def size_text(size: int) -> str:
     """Returns bytes in the largest unit that divides them: ``64 KiB``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    for name, unit in _UNITS.items():
         if size >= unit and size % unit == 0:
-            return f"{size // unit} {name}"
+            return f"{size // unit} {name}iB"
     return f"{size} B"
 
 
@@ -63,14 +63,15 @@ def sizes(least: int, most: int, factor: float) -> Iterator[int]:
         size = max(size + 1, int(size * factor))
 
 
-def _words(text: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Splits a list at its commas; ``all`` stands for all known words."""
-    known = tuple(known)
-    words = [word for word in text.split(",") if word]
-    if words == ["all"]:
+def _words(known: Iterable[str], text: str) -> tuple[str, ...]:
+    """Splits a list at its commas; ``all`` stands for all known words, and without these any word is allowed."""
+    known, words = tuple(known), text.split(",")
+    if known and words == ["all"]:
         return known
     for word in words:
-        if word not in known:
+        if not word:
+            raise argparse.ArgumentTypeError(f"a list has an empty entry: {text!r}")
+        if known and word not in known:
             raise argparse.ArgumentTypeError(
                 f"expected one of {', '.join((*known, 'all'))}, got {word!r}"
             )
@@ -103,7 +104,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     natural, positive, at_least = _number(int, 0), _number(int, 1), partial(_number, float)
     # fmt: off
     add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
-    add("--backend",
+    add("--backend", dest="backends", type=partial(_words, ()),
         help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)"
         + ("; unreduced: DDP alone, without any reduction" if ddp else ""))
     add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
@@ -115,7 +116,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         help="untimed calls at the start of each round (%(default)s)")
     add("-c", "--check", type=natural, default=1,
         help="verified calls before, and again after, the timed ones; 0: none (1)")
-    add("-d", "--datatype", default="float",
+    add("-d", "--datatype", dest="dtypes", type=partial(_words, DTYPES), default="float",
         help=f"comma-separated: {', '.join(DTYPES)}, all (float)")
     add("--turn-ms", type=at_least(0), default=2.0,
         help="fast calls are made more often, to fill this time in each round (%(default)s)")
@@ -125,7 +126,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--timeout", type=at_least(1), default=120.0, help="limit of a call, in seconds (120)")
     add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
     if ddp:
-        parser.set_defaults(op="sum", root=0, plot=None)
+        parser.set_defaults(root=0, plot=None)
         add("--gflop", type=at_least(0), default=0.0,
             help="arithmetic of an emulated backward pass, which communication may overlap (0)")
         add("--keep-gradients", action="store_true",
@@ -137,7 +138,8 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")
     add("-f", "--stepfactor", type=at_least(1.01), default=4.0, help="from size to size (4)")
-    add("-o", "--op", default="sum", help=f"comma-separated: {', '.join(OPS)}, all (sum)")
+    add("-o", "--op", dest="ops", type=partial(_words, OPS), default="sum",
+        help=f"comma-separated: {', '.join(OPS)}, all (sum)")
     add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
     add("--baseline", metavar="BACKEND", help="of the ratios (the slowest backend of each size)")
     add("--wide", action="store_true",
@@ -155,7 +157,7 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
         models: Names of the models of ``ddp``; the first two are its default, because the others take long.
 
     Returns:
-        The long flags, with lists of words as tuples, also ``names`` and ``backends``, and whether it is ``ddp``.
+        The long flags, with lists as tuples ``names``, ``backends``, ``dtypes`` and ``ops``, and whether it is ``ddp``.
     """
     ddp = arguments[:1] == ["ddp"]
     names = tuple(models) if ddp else tuple(COLLECTIVES)
@@ -163,16 +165,11 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     options = parser.parse_args(arguments[1:] if ddp else arguments)
     options.ddp = ddp
     try:
-        chosen = _words(",".join(options.names), names)
-        options.names = chosen or (names[:2] if ddp else ("all_reduce",))
-        options.dtypes = _words(options.datatype, DTYPES)
-        options.ops = _words(options.op, OPS)
+        default = names[:2] if ddp else ("all_reduce",)
+        options.names = _words(names, ",".join(options.names or default))
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    backends = options.backend or _BACKENDS[options.device]
-    options.backends = tuple(dict.fromkeys(backends.split(",")))
-    if not all(options.backends) or not options.dtypes or not options.ops:
-        parser.error("a list has an empty entry")
+    options.backends = options.backends or _words((), _BACKENDS[options.device])
     if ddp:
         if not all(DTYPES[dtype].is_floating_point for dtype in options.dtypes):
             parser.error("gradients are of a floating type")

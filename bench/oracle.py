@@ -74,19 +74,18 @@ def _differences(actual: Tensor, expected: Tensor, tolerance: float) -> int:
 
 def count_wrong(case: Case, seed: int) -> int:
     """Returns the number of wrong elements in this rank's result, after ``fill`` and a call."""
-    wrong, start, tolerance = 0, 0, _tolerance(case)
-    for piece in case.collective.expected(case):
+    wrong, tolerance, count = 0, _tolerance(case), case.count
+    chunks = torch.split(case.receive, count) if case.expected else ()
+    for actual, (source, chunk) in zip(chunks, case.expected, strict=True):
         block = (
             _reduced(seed, case.world_size, case.dtype, case.op)
-            if piece.source is None
-            else pattern(seed, piece.source, case.dtype, case.op)
+            if source is None
+            else pattern(seed, source, case.dtype, case.op)
         )
-        block = block.to(case.receive).roll(-(piece.offset % PERIOD))
-        actual = case.receive[start : start + piece.length]
-        whole = piece.length // PERIOD * PERIOD
+        block = block.to(case.receive).roll(-(chunk * count % PERIOD))
+        whole = count // PERIOD * PERIOD
         wrong += _differences(actual[:whole].view(-1, PERIOD), block, tolerance)
-        wrong += _differences(actual[whole:], block[: piece.length - whole], tolerance)
-        start += piece.length
+        wrong += _differences(actual[whole:], block[: count - whole], tolerance)
     return wrong
 
 

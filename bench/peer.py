@@ -18,17 +18,9 @@ from fastcoll._measure import Call
 from fastcoll._version import __version__
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.training import WAYS, missing_way
+from fastcoll.shared_tensor import empty_shared
 
-__all__ = [
-    "FakePeer",
-    "Peer",
-    "SharedPeer",
-    "UnreducedPeer",
-    "bind",
-    "exchange",
-    "in_shared",
-    "round_trip",
-]
+__all__ = ["Peer", "bind", "exchange", "in_shared", "round_trip"]
 
 # The names since torch 2.13; 2.11 and 2.12 have the old ones only.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -39,6 +31,12 @@ _OPS = {
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
+}
+
+
+_REGISTERED_BY = {
+    "fastcoll": "fastcoll._load",
+    "fake": "torch.testing._internal.distributed.fake_pg",
 }
 
 
@@ -107,11 +105,7 @@ def in_shared(case: Case, group: dist.ProcessGroup) -> Case:
     """Returns the case with buffers that peers of a group of fastcoll read in place."""
 
     def like(tensor: Tensor) -> Tensor:
-        backend: Any = group._get_backend(tensor.device)
-        shared: Tensor = backend.allocate_tensor(
-            tensor.numel(), dtype=tensor.dtype, device=tensor.device
-        )
-        return shared
+        return empty_shared(tensor.numel(), dtype=tensor.dtype, group=group)
 
     send = like(case.send)
     receive = send if case.receive is case.send else like(case.receive)
@@ -122,40 +116,41 @@ class Peer:
     """A backend of ``torch.distributed``, connected to all ranks of the run.
 
     Args:
-        name: The word of the command line; a way to train may follow a hyphen.
+        name: The word of the command line: a backend, and after a hyphen a way to train, or "shared" for buffers that
+            peers read in place. "unreduced" is DDP without any reduction. "fake" does nothing: the cost of torch's own
+            path to any backend.
         timeout: Limit of each call.
 
     Attributes:
-        delivers: Whether the backend moves data between ranks.
-        trains: Whether DistributedDataParallel can be made on its group.
+        backend: The backend's name among torch's.
+        way: The word after the hyphen, or "".
         group: The process group, which ``ddp`` needs; None if there is none.
         library: Name and version of the measured library.
     """
 
-    delivers = True
-    trains = True
     group: dist.ProcessGroup | None = None
     library = ""
 
     def __init__(self, name: str, timeout: timedelta) -> None:
         self.name = name
-        backend = self.backend_of(name)
-        version = __version__ if backend == "fastcoll" else f"of torch {torch.__version__}"
-        self.library = f"{backend} {version}"
-        self.group = dist.new_group(backend=backend, timeout=timeout)
+        self.backend, self.way = self.parts(name)
+        version = __version__ if self.backend == "fastcoll" else f"of torch {torch.__version__}"
+        self.library = "none" if self.way == "unreduced" else f"{self.backend} {version}"
+        self.group = dist.new_group(backend=self.backend, timeout=timeout)
 
     @classmethod
-    def backend_of(cls, name: str) -> str:
-        """Returns the backend's name among torch's."""
-        return name.partition("-")[0]
+    def parts(cls, name: str) -> tuple[str, str]:
+        """Returns backend and way; DDP compares the models of the ranks once, even without any reduction."""
+        backend, _, way = ("gloo-unreduced" if name == "unreduced" else name).partition("-")
+        return backend, way
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
         """Returns the reason if this process cannot load the backend, or ""; makes no connection."""
-        backend = cls.backend_of(name)
+        backend, way = cls.parts(name)
         try:
-            if backend == "fastcoll":
-                import fastcoll._load  # noqa: F401
+            if backend in _REGISTERED_BY:
+                importlib.import_module(_REGISTERED_BY[backend])
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         if backend not in dist.Backend.backend_list:
@@ -164,11 +159,25 @@ class Peer:
             return "this torch was built without it"
         if backend == "nccl" and device.type != "cuda":
             return "it moves CUDA tensors only: run with --device cuda"
-        return missing_way(name.partition("-")[2])
+        if way in ("shared", "unreduced") and device.type != "cpu":
+            return "it is for CPU tensors"
+        return missing_way(way)
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it moves data between ranks."""
+        return self.backend != "fake" and self.way != "unreduced"
+
+    @property
+    def trains(self) -> bool:
+        """Whether DistributedDataParallel can be made on its group, as it needs works with results."""
+        return self.group is not None and self.backend != "fake"
 
     def place(self, case: Case) -> Case:
         """Returns the case, or the same case on this backend's own buffers."""
-        return case
+        if self.group is None or (self.backend, self.way) != ("fastcoll", "shared"):
+            return case
+        return in_shared(case, self.group)
 
     def bind(self, case: Case) -> Call:
         """Returns a call without arguments that does the whole collective, ready to be timed."""
@@ -176,7 +185,7 @@ class Peer:
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Returns the model with its gradients averaged over the ranks; options are DDP's."""
-        return WAYS[self.name.partition("-")[2]](model, self.group, **options)
+        return WAYS[self.way](model, self.group, **options)
 
     def close(self) -> None:
         """Destroys the group, and collects it before the interpreter ends, because gloo may abort then."""
@@ -184,61 +193,3 @@ class Peer:
             dist.destroy_process_group(self.group)
         self.group = None
         gc.collect()
-
-
-class SharedPeer(Peer):
-    """fastcoll with buffers of its own allocator, which peers read in place: "fastcoll-shared"."""
-
-    @classmethod
-    def missing(cls, name: str, device: torch.device) -> str:
-        """Checks as for fastcoll."""
-        if device.type != "cpu":
-            return "its allocator is for CPU tensors"
-        return super().missing("fastcoll", device)
-
-    def place(self, case: Case) -> Case:
-        """Returns the case with other buffers."""
-        assert self.group is not None
-        return in_shared(case, self.group)
-
-
-class FakePeer(Peer):
-    """torch's "fake" backend, which does nothing: the cost of torch's own path to any backend."""
-
-    delivers = False
-    trains = False  # DDP needs works with results
-
-    @classmethod
-    def missing(cls, name: str, device: torch.device) -> str:
-        """Imports the module that registers the backend."""
-        try:
-            importlib.import_module("torch.testing._internal.distributed.fake_pg")
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
-
-
-class UnreducedPeer(Peer):
-    """DDP without any reduction, "unreduced": the time that DDP itself adds to a step, with any backend."""
-
-    delivers = False
-
-    def __init__(self, name: str, timeout: timedelta) -> None:
-        super().__init__(name, timeout)
-        self.library = "none"
-
-    @classmethod
-    def backend_of(cls, name: str) -> str:
-        """Returns gloo, with which DDP compares the models of the ranks once."""
-        return "gloo"
-
-    @classmethod
-    def missing(cls, name: str, device: torch.device) -> str:
-        """Checks as for gloo."""
-        if device.type != "cpu":
-            return "gloo compares models in CPU memory only"
-        return super().missing("gloo", device)
-
-    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Returns the model with the way that uses no backend."""
-        return WAYS["unreduced"](model, self.group, **options)

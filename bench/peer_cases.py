@@ -52,19 +52,16 @@ def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
         ranks: Number of ranks.
         size: Bytes of a message.
         itemsize: Bytes of an element of it; the ring's partial sums are float32.
-
-    Raises:
-        ValueError: No such algorithm.
     """
-    if algorithm == "one_shot":  # stage, read all ranks' staging, write
-        each = 2 * size + ranks * size + size
-    elif algorithm == "two_shot":  # stage, reduce a share into staging and result, fetch the others
-        each = 2 * size + (size + 2 * size // ranks) + 2 * (ranks - 1) * size // ranks
-    elif algorithm == "ring":  # message and result; every slot that is sent is written and read
-        each = 2 * size + 2 * ((ranks - 1) * (size + size * 4 // itemsize) // ranks)
-    else:
-        raise ValueError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm}.")
-    return ranks * each
+    each = {
+        # stage, read all ranks' staging, write
+        "one_shot": 2 * size + ranks * size + size,
+        # stage, reduce a share into staging and result, fetch the others
+        "two_shot": 2 * size + (size + 2 * size // ranks) + 2 * (ranks - 1) * size // ranks,
+        # message and result; every slot that is sent is written and read
+        "ring": 2 * size + 2 * ((ranks - 1) * (size + size * 4 // itemsize) // ranks),
+    }
+    return ranks * each[algorithm]
 
 
 def case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str:

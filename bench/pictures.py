@@ -15,7 +15,7 @@ from typing import Any
 from fastcoll.bench.ddp import added
 from fastcoll.bench.options import size_text
 from fastcoll.bench.plot import carried_digest, digest, new_figure, save
-from fastcoll.bench.record import read_record
+from fastcoll.bench.record import medians, read_record
 
 __all__ = [
     "FAULT_GROUPS",
@@ -80,7 +80,7 @@ def _draw_added(records: Sequence[Record], theme: Theme) -> Any:
     row = records[0]["cases"][0]
     more = {
         case["backend"]: each.by_median / 1e3
-        for case, each in zip(row["cases"], added(row), strict=True)
+        for case, each in added(row)
         if case["buckets"] == "default buckets"
     }
     title = "Time that data parallelism adds to a step (lower is better)"
@@ -107,26 +107,26 @@ _OTHERS = ("impi", "mpich", "openmpi", "ccl")
 
 def best_other(case: Record) -> float:
     """Returns the shortest median of the MPIs and oneCCL."""
-    times: list[float] = [case["backends"][name]["time"]["median"] for name in _OTHERS]
-    return min(times)
+    times = medians(case)
+    return min(times[name] for name in _OTHERS)
 
 
 def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
     cases = records[0]["cases"]
     sizes = [case["size"] for case in cases]
 
-    def medians(name: str) -> list[float]:
-        return [case["backends"][name]["time"]["median"] for case in cases]
-
     title = "Time of an all_reduce call (lower is better)"
     figure, axes = _canvas(7.4, 4.3, title, theme)
     floor = [case["floor"]["time"]["median"] for case in cases]
     others = [best_other(case) for case in cases]
+    gloo, ours, shared = (
+        [medians(case)[name] for case in cases] for name in ("gloo", "fastcoll", "fastcoll-shared")
+    )
     curves = (
-        ("Gloo", medians("gloo"), theme["gloo"], 2.0, "-"),
+        ("Gloo", gloo, theme["gloo"], 2.0, "-"),
         ("best MPI or oneCCL", others, theme["muted"], 2.0, "-"),
-        ("fastcoll", medians("fastcoll"), theme["ours"], 4.5, "-"),
-        ("fastcoll, shared tensors", medians("fastcoll-shared"), theme["shared"], 2.0, "-"),
+        ("fastcoll", ours, theme["ours"], 4.5, "-"),
+        ("fastcoll, shared tensors", shared, theme["shared"], 2.0, "-"),
         ("memory alone", floor, theme["text"], 1.2, "--"),
     )
     axes.set(xscale="log", yscale="log", xlim=(3, 3.6e8), ylim=(0.4, 4e5))

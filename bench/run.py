@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -27,21 +27,16 @@ from fastcoll import info
 from fastcoll._group_backend import this_host
 from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
+from fastcoll.bench import report
 from fastcoll.bench.gpus import describe_gpus
-from fastcoll.bench.machine import command_line, describe_run
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
-from fastcoll.bench.peer import FakePeer, Peer, SharedPeer, UnreducedPeer
-from fastcoll.bench.record import write_record
+from fastcoll.bench.peer import Peer
+from fastcoll.bench.record import command_line, describe_run, write_record
 
 __all__ = ["ADAPTERS", "Run", "open_run"]
 
-ADAPTERS: Mapping[str, type[Peer]] = {
-    "fake": FakePeer,
-    "fastcoll-shared": SharedPeer,
-    "mpi": MpiPeer,
-    "unreduced": UnreducedPeer,
-}
+ADAPTERS: Mapping[str, type[Peer]] = {"mpi": MpiPeer}
 """Backends that need a class of their own, by the word of the command line."""
 
 _Result = TypeVar("_Result")
@@ -64,6 +59,8 @@ class Run:
         peers: The backends that all ranks have, in the order of the command line.
         left_out: The reason for each backend that could not be loaded.
         record: The record that ``--json`` writes; the measurements add their cases.
+        wrong: Number of wrong elements so far.
+        measured: Number of times so far.
     """
 
     options: argparse.Namespace
@@ -72,6 +69,8 @@ class Run:
     peers: list[Peer] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    wrong: int = 0
+    measured: int = 0
 
     @property
     def rank(self) -> int:
@@ -159,6 +158,23 @@ class Run:
         """Prints on rank 0."""
         if self.rank == 0:
             print(*lines, sep="\n", flush=True)
+
+    def add(
+        self, row: dict[str, Any], measured: Collection[dict[str, Any]], lines: list[str]
+    ) -> None:
+        """Adds a row to the record, with what was measured for it, and prints its lines."""
+        if self.rank == 0:
+            self.record["cases"].append(row)
+        self.wrong += sum(each["wrong"] or 0 for each in measured)
+        self.measured += len(measured)
+        self.write_json()  # now, because a later row may end the process
+        self.say(*lines)
+
+    def finish(self, *lines: str, failed: bool = False) -> int:
+        """Prints the last lines and the verdict; returns the exit status."""
+        self.say("", *lines, *report.closing(self.wrong, self.options.check > 0, self.measured))
+        self.write_json()
+        return 1 if self.wrong or failed else 0 if self.measured else 2
 
     def write_json(self) -> None:
         """Writes the record on rank 0 if ``--json`` is given."""

@@ -104,7 +104,6 @@ def sweep(run: Run) -> int:
     kinds = _kinds(options)
     all_sizes = list(sizes(options.minbytes, options.maxbytes, options.stepfactor))
     turns = len(kinds) * len(all_sizes) * run.plan.turns * (len(run.peers) + 1)
-    wrong = measured = 0
     above = ""
     table = report.SweepTable(
         run.world_size,
@@ -127,11 +126,5 @@ def sweep(run: Run) -> int:
                     continue
                 seen.add(case.size)
                 row = _measure_case(run, case, advance)
-                if run.rank == 0:
-                    run.record["cases"].append(row)
-                run.say(*table.rows(row))
-                wrong += sum(backend["wrong"] or 0 for backend in row["backends"].values())
-                measured += len(row["backends"])
-    run.say("", *table.averages(), *report.closing(wrong, options.check > 0, measured))
-    run.write_json()
-    return 1 if wrong else 0 if measured else 2
+                run.add(row, row["backends"].values(), table.rows(row))
+    return run.finish(*table.averages())

@@ -14,7 +14,7 @@ from fastcoll.bench.ddp import added
 from fastcoll.bench.hosts import least_bytes
 from fastcoll.bench.options import size_text
 from fastcoll.bench.pictures import HOSTS, PICTURES, best_other
-from fastcoll.bench.record import read_record
+from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.table import markdown, times_text
 
 __all__ = ["TABLES", "client_result"]
@@ -55,7 +55,7 @@ def _ddp(name: str) -> list[str]:
     record = _record(name)
     rows = []
     for case in record["cases"]:
-        for one, more in zip(case["cases"], added(case), strict=True):
+        for one, more in added(case):
             times = [f"{each / 1e3:.1f}" for each in (more.by_median, more.by_minimum)]
             row = [case["model"], one["backend"], one["buckets"], *times, times_text(more.ratio)]
             rows.append(row)
@@ -68,7 +68,7 @@ def _all_reduce() -> list[str]:
     record = _record(name)
     rows = []
     for case in record["cases"]:
-        times = {key: one["time"]["median"] for key, one in case["backends"].items()}
+        times = medians(case)
         ours, shared = times.pop("fastcoll"), times.pop("fastcoll-shared", None)
         gloo = times.pop("gloo")
         best = min(times, key=lambda key: times[key], default=None)
@@ -96,7 +96,7 @@ def _collectives(dtype: str) -> list[str]:
     record = _record(name)
     ratios: dict[tuple[str, str], dict[int, str]] = {}
     for case in record["cases"]:
-        times = {one: row["time"]["median"] for one, row in case["backends"].items()}
+        times = medians(case)
         ours, gloo = times.pop("fastcoll"), times.pop("gloo", None)
         times.pop("fastcoll-shared", None)
         for peer, theirs in (("Gloo", gloo), ("best other", min(times.values(), default=None))):
@@ -248,16 +248,8 @@ def _added_shown(records: list[dict[str, Any]]) -> str:
 
 def _all_reduce_shown(records: list[dict[str, Any]]) -> str:
     cases = records[0]["cases"]
-    times = {
-        name: [case["backends"][name]["time"]["median"] for case in cases]
-        for name in ("gloo", "fastcoll")
-    }
-    least = min(gloo / ours for gloo, ours in zip(*times.values(), strict=True))
-    behind = [
-        case["size"]
-        for case, ours in zip(cases, times["fastcoll"], strict=True)
-        if best_other(case) < ours
-    ]
+    least = min(medians(case)["gloo"] / medians(case)["fastcoll"] for case in cases)
+    behind = [case["size"] for case in cases if best_other(case) < medians(case)["fastcoll"]]
     return (
         f"fastcoll is at least {int(least * 10) / 10}x faster than Gloo at each size. "
         f"The best other library is faster up to {size_text(max(behind))}. float32, 2 ranks, medians."

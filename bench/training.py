@@ -22,12 +22,16 @@ def _ddp(model: nn.Module, group: Any, **options: Any) -> DistributedDataParalle
     return DistributedDataParallel(model, process_group=group, **options)
 
 
-def _fused(
-    model: nn.Module, group: Any, wire: torch.dtype | None = None, **options: Any
-) -> nn.Module:
-    """DDP with fastcoll's hook; its gradients are views of the buckets."""
+def _hooked(
+    state_of: Callable[[Any], Any],
+    hook: Callable[..., Future[Any]],
+    model: nn.Module,
+    group: Any,
+    **options: Any,
+) -> DistributedDataParallel:
+    """DDP with a hook; its gradients are views of the buckets."""
     ddp = _ddp(model, group, **{"gradient_as_bucket_view": True, **options})
-    ddp.register_comm_hook(FusedAllreduceState(group, wire_dtype=wire), fused_allreduce_hook)
+    ddp.register_comm_hook(state_of(group), hook)
     return ddp
 
 
@@ -40,36 +44,26 @@ def _synchronizer(
     return model
 
 
-def _compressed(model: nn.Module, group: Any, **options: Any) -> nn.Module:
-    """DDP with torch's bf16_compress_hook; its gradients are views of the buckets."""
-    ddp = _ddp(model, group, **{"gradient_as_bucket_view": True, **options})
-    ddp.register_comm_hook(group, bf16_compress_hook)
-    return ddp
-
-
-def _unreduced(model: nn.Module, group: Any, **options: Any) -> nn.Module:
-    """DDP with a hook that returns the bucket unchanged."""
-    ddp = _ddp(model, group, **options)
-    ddp.register_comm_hook(None, _give_back)
-    return ddp
-
-
 def _give_back(state: None, bucket: GradBucket) -> Future[Tensor]:
+    """Returns the bucket unchanged."""
     future: Future[Tensor] = Future()
     future.set_result(bucket.buffer())
     return future
 
 
+_BF16 = torch.bfloat16
 WAYS: dict[str, Callable[..., nn.Module]] = {
     "": _ddp,
     "batched": partial(_ddp, batched_grad_copy=True),  # copies the gradients of a bucket at once
-    "bf16": _compressed,
-    "fused": _fused,
-    "fused-bf16": partial(_fused, wire=torch.bfloat16),
+    "bf16": partial(_hooked, lambda group: group, bf16_compress_hook),
+    "fused": partial(_hooked, FusedAllreduceState, fused_allreduce_hook),
+    "fused-bf16": partial(
+        _hooked, partial(FusedAllreduceState, wire_dtype=_BF16), fused_allreduce_hook
+    ),
     "shared": _ddp,
     "sync": _synchronizer,
-    "sync-bf16": partial(_synchronizer, wire=torch.bfloat16),
-    "unreduced": _unreduced,
+    "sync-bf16": partial(_synchronizer, wire=_BF16),
+    "unreduced": partial(_hooked, lambda _: None, _give_back, gradient_as_bucket_view=False),
 }
 """(model, group, options of DDP) -> trained module. "gloo-batched" is the backend gloo and the way "batched"."""
 

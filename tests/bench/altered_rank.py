@@ -17,8 +17,8 @@ class AlteredGloo(Peer):
     """Gloo under another name."""
 
     @classmethod
-    def backend_of(cls, name: str) -> str:
-        return "gloo"
+    def parts(cls, name: str) -> tuple[str, str]:
+        return "gloo", ""
 
 
 class Corrupting(AlteredGloo):

@@ -116,8 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Here, as it takes seconds and imports torch.
 
     from fastcoll.bench import page
-    from fastcoll.bench.machine import describe_run
-    from fastcoll.bench.record import read_record, write_record
+    from fastcoll.bench.record import describe_run, read_record, write_record
 
     path = _RECORD
     before = read_record(path)["cases"] if path.exists() else []

@@ -22,8 +22,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 
-from fastcoll.bench.machine import describe_run
-from fastcoll.bench.record import write_record
+from fastcoll.bench.record import describe_run, write_record
 
 _CALLS = 2000
 _FIRST = 100
