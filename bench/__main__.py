@@ -9,7 +9,6 @@ torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastco
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping
@@ -26,16 +25,6 @@ from fastcoll.bench.run import ADAPTERS, open_run
 from fastcoll.bench.sweep import sweep
 
 __all__ = ["main", "run_rank"]
-
-
-def _problem(options: argparse.Namespace) -> str:
-    """Returns the reason if the run cannot begin, or ""."""
-    ranks = int(os.environ.get("WORLD_SIZE", options.nproc))
-    if options.root >= ranks:
-        return f"--root {options.root}: there are {ranks} ranks"
-    if options.device == "cuda" and not torch.cuda.is_available():
-        return "--device cuda: torch finds no CUDA device"
-    return plot.missing() if options.plot else ""
 
 
 def run_rank(arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS) -> int:
@@ -67,7 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
         with mpi.as_torchrun():
             return main(arguments)
     options = parse(arguments, MODELS)
-    if problem := _problem(options):
+    ranks = int(os.environ.get("WORLD_SIZE", options.nproc))
+    problem = plot.missing() if options.plot else ""
+    if options.root >= ranks:
+        problem = f"--root {options.root}: there are {ranks} ranks"
+    if options.device == "cuda" and not torch.cuda.is_available():
+        problem = "--device cuda: torch finds no CUDA device"
+    if problem:
         print(f"fastcoll.bench: {problem}", file=sys.stderr)
         return 2
     if "RANK" in os.environ:

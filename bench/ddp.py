@@ -7,9 +7,10 @@ pass. With one bucket for all gradients it can only follow the pass.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -65,35 +66,33 @@ class _Step:
         self._model.zero_grad(set_to_none=not self._kept)
         self._model().backward()
 
-    def forget(self) -> None:
-        """Frees the gradients."""
-        self._model.zero_grad(set_to_none=True)
+    @contextlib.contextmanager
+    def _gradients(self) -> Iterator[None]:
+        """Makes the gradients that a step keeps, and frees all gradients at the end."""
+        try:
+            if self._kept:
+                self.take()
+            yield
+        finally:
+            self._model.zero_grad(set_to_none=True)
 
     def verify(self, times: int) -> None:
         """Takes steps with new gradients, and adds to `wrong` the number of elements that are not the mean."""
         for _ in range(times):
-            for _ in range(2 if self._kept else 1):
+            with self._gradients():
                 self.take()
-            if self._ranks is not None:
-                self.wrong += _count_wrong(self._model, self._ranks)
-            self.forget()
+                if self._ranks is not None:
+                    self.wrong += _count_wrong(self._model, self._ranks)
 
     def turn(self, meet: Call, warmup: int, calls: int) -> list[float]:
         """Takes a turn."""
-        try:
-            if self._kept:
-                self.take()  # makes the gradients
+        with self._gradients():
             return take_turn(self.take, self._device, meet, warmup, calls)
-        finally:
-            self.forget()
 
     def profile(self, meet: Call) -> StepProfile:
         """Profiles the step; all ranks call this."""
-        self.take()  # makes the gradients that a step keeps
-        try:
+        with self._gradients():
             return profile_step(self.take, self._device, meet)
-        finally:
-            self.forget()
 
 
 def _own_value(rank: int) -> float:

@@ -1,4 +1,4 @@
-"""The GPU of each rank of a run, and whether times of this placement are meaningful."""
+"""The GPU of each rank of a run: times mean nothing if ranks share one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from fastcoll._measure import Control
 __all__ = ["describe_gpus"]
 
 
-def _own(device: torch.device) -> dict[str, Any]:
-    """Returns this rank's placement, from torch.
+def describe_gpus(control: Control, device: torch.device) -> list[dict[str, Any]]:
+    """Gathers all ranks' placements for the record; all ranks call this.
 
     With different NCCL_HOSTIDs, NCCL treats ranks on one GPU as ranks of several hosts: then results can be verified,
-    but times mean nothing. "identity" is unique among the GPUs of a host. "peers" counts the GPUs whose memory this one
-    can access directly.
+    but times mean nothing. "peers" counts the GPUs whose memory a GPU can access directly.
+
+    Raises:
+        ValueError: Ranks share a GPU; raised on all ranks.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
-    count = torch.cuda.device_count()
-    properties = torch.cuda.get_device_properties(index)
+    count, properties = torch.cuda.device_count(), torch.cuda.get_device_properties(index)
     others = (other for other in range(count) if other != index)
-    return {
+    own = {
         "host": os.environ.get("NCCL_HOSTID") or socket.gethostname(),
         "gpu": properties.name,
         "identity": str(getattr(properties, "uuid", index)),
@@ -32,23 +33,14 @@ def _own(device: torch.device) -> dict[str, Any]:
         "gpus": count,
         "peers": sum(torch.cuda.can_device_access_peer(index, other) for other in others),
     }
-
-
-def describe_gpus(control: Control, device: torch.device) -> list[dict[str, Any]]:
-    """Gathers all ranks' placements for the record; all ranks call this.
-
-    Raises:
-        ValueError: Ranks share a GPU; raised on all ranks.
-    """
-    ranks = control.all_gather(_own(device))
-    users: dict[tuple[str, str], list[int]] = {}
-    for number, rank in enumerate(ranks):
-        users.setdefault((rank["host"], rank["identity"]), []).append(number)
-    for (host, _), sharing in users.items():
+    ranks = control.all_gather(own)
+    places = [(rank["host"], rank["identity"]) for rank in ranks]
+    for place in dict.fromkeys(places):
+        sharing = [str(number) for number, other in enumerate(places) if other == place]
         if len(sharing) > 1:
             raise ValueError(
-                f"expected a GPU for each rank, and ranks {', '.join(map(str, sharing))} have the same one of {host}, "
+                f"expected a GPU for each rank, and ranks {', '.join(sharing)} have the same one of {place[0]}, "
                 f"which NCCL refuses. Start as many ranks a host as it has GPUs: "
-                f"torchrun --nproc-per-node {ranks[sharing[0]]['gpus']} -m fastcoll.bench ..."
+                f"torchrun --nproc-per-node {ranks[int(sharing[0])]['gpus']} -m fastcoll.bench ..."
             )
     return ranks

@@ -7,9 +7,10 @@ run of each candidate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from fastcoll.kernels.flatten import Flatten
 from fastcoll.kernels.reduce import prepare_reduce
 from fastcoll.kernels.unflatten import Unflatten
 
-__all__ = ["SCALE", "Case", "bucketed", "copy_case", "flatten_case", "hook_case", "reduce_case"]
+__all__ = [
+    *("SCALE", "Case", "bucketed", "copy_case", "flatten_case", "hook_case", "reduce_case"),
+    *("total", "verified"),
+]
 
 Shape = tuple[int, ...]
 
@@ -40,7 +44,7 @@ class Case:
         bytes: Least bytes that must be read and written.
         launches: Number of kernels that fastcoll launches.
         works: The work, by candidate.
-        verify: Does the work of a candidate and compares the buffers.
+        verify: Whether the work of a candidate is right.
         check: Raises if an earlier call failed without raising.
     """
 
@@ -78,21 +82,39 @@ def _all(works: Sequence[Call]) -> Call:
     return call
 
 
-def _same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    return all(
-        torch.equal(one.view(-1), other.view(-1)) for one, other in zip(got, expected, strict=True)
-    )
+def verified(
+    work: Call,
+    inputs: Iterable[Tensor],
+    outputs: Sequence[Tensor],
+    expected: Callable[[], Iterable[Tensor]],
+) -> bool:
+    """Does the work on small integers, whose sums and scaled values are exact in every dtype; compares the outputs."""
+    for tensor in outputs:
+        tensor.fill_(float("nan"))
+    for tensor in inputs:
+        tensor.random_(-9, 10)
+    wanted = [tensor.clone() for tensor in expected()]
+    work()
+    return all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True))
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the sum in the dtype of the tensors, added in float32."""
+    whole = torch.zeros_like(tensors[0], dtype=torch.float32)
+    for tensor in tensors:
+        whole += tensor
+    return whole.to(tensors[0].dtype)
 
 
 def copy_case(size: int, device: torch.device) -> Case:
     """Returns the reference: a copy of `size` bytes on the device; reads and writes count."""
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-
-    def verify(_: str) -> bool:
-        return torch.equal(source, target.copy_(source))
-
     works: dict[str, Call] = {"copy": partial(target.copy_, source)}
+
+    def verify(candidate: str) -> bool:
+        return verified(works[candidate], [source], [target], lambda: [source])
+
     return Case(f"copy {size >> 20} MiB", 2 * size, 1, works, verify)
 
 
@@ -174,17 +196,13 @@ def flatten_case(
         candidates = {"fastcoll": candidates["fastcoll"]}
     works = {candidate: _all(each) for candidate, each in candidates.items()}
 
+    gradients, views = (list(chain.from_iterable(each)) for each in (data.gradients, data.views))
+
     def verify(candidate: str) -> bool:
         if back:
-            for bucket in data.buckets:
-                bucket.normal_()
-            works[candidate]()
-            return all(map(_same, data.gradients, data.views))
-        expected = [[gradient * SCALE for gradient in each] for each in data.gradients]
-        for bucket in data.buckets:
-            bucket.fill_(float("nan"))
-        works[candidate]()
-        return all(map(_same, data.views, expected))
+            return verified(works[candidate], data.buckets, gradients, lambda: views)
+        scaled = (gradient * SCALE for gradient in gradients)
+        return verified(works[candidate], gradients, views, lambda: scaled)
 
     label = f"{'unflatten' if back else 'flatten'} {name}"
     return Case(label, 8 * data.elements, len(data.layouts), works, verify)
@@ -221,13 +239,10 @@ def hook_case(name: str, shapes: Sequence[Sequence[Shape]], device: torch.device
     }
 
     def verify(candidate: str) -> bool:
-        results = data.views if candidate == "stock view" else data.gradients
-        for each in results:
-            for tensor in each:
-                tensor.normal_()
-        expected = [[(tensor * SCALE).bfloat16().float() for tensor in each] for each in results]
-        works[candidate]()
-        return all(map(_same, results, expected))
+        each = data.views if candidate == "stock view" else data.gradients
+        both = list(chain.from_iterable(each))
+        scaled = (tensor * SCALE for tensor in both)
+        return verified(works[candidate], both, both, lambda: scaled)
 
     return Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(data.layouts), works, verify)
 
@@ -256,14 +271,7 @@ def reduce_case(
         works["adds"] = partial(_add_each, given, output)
 
     def verify(candidate: str) -> bool:
-        expected = torch.zeros(elements, device=device)  # summed in order, and rounded once
-        for tensor in given:
-            expected += tensor
-        output.fill_(float("nan"))
-        works[candidate]()
-        if candidate == "adds" and dtype != torch.float32:  # rounds after every addition
-            return bool((output.float() - expected.to(dtype).float()).abs().max() < 0.5)
-        return torch.equal(output, expected.to(dtype))
+        return verified(works[candidate], given, [output], lambda: [total(given)])
 
     name = f"reduce {inputs} x {str(dtype).removeprefix('torch.')}"
     return Case(name, (inputs + 1) * elements * dtype.itemsize, 1, works, verify)

@@ -98,6 +98,11 @@ def _draw_added(records: Sequence[Record], theme: Theme) -> Any:
     return figure
 
 
+def _added_shown(records: Sequence[Record]) -> str:
+    case = records[0]["cases"][0]
+    return f"Gradients of {case['model']} ({case['size'] / 1e6:.0f} MB), 2 ranks, medians."
+
+
 # --- all_reduce on one host ----------------------------------------------------------------------
 
 _SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
@@ -154,6 +159,16 @@ def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
     axes.set_axisbelow(True)
     axes.set_xlabel("message size", color=theme["text"], fontsize=10)
     return figure
+
+
+def _all_reduce_shown(records: Sequence[Record]) -> str:
+    cases = records[0]["cases"]
+    least = min(medians(case)["gloo"] / medians(case)["fastcoll"] for case in cases)
+    behind = [case["size"] for case in cases if best_other(case) < medians(case)["fastcoll"]]
+    return (
+        f"fastcoll is at least {int(least * 10) / 10}x faster than Gloo at each size. "
+        f"The best other library is faster up to {size_text(max(behind))}. float32, 2 ranks, medians."
+    )
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -273,6 +288,15 @@ def _draw_hosts(records: Sequence[Record], theme: Theme) -> Any:
     return figure
 
 
+def _hosts_shown(records: Sequence[Record]) -> str:
+    cases = [case for record in records for case in record["cases"] if case["bytes"]]
+    ratios = [round(case["fastcoll"]["ms"] / case["gloo"]["ms"], 2) for case in cases]
+    return (
+        f"fastcoll is slower in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} cases, by "
+        f"{max(ratios) - 1:.0%} at most. Emulated hosts, links of {records[0]['megabits'] / 1e3:g} Gbit/s, medians."
+    )
+
+
 # -------------------------------------------------------------------------------------------------
 
 
@@ -283,12 +307,14 @@ class Picture:
     Attributes:
         records: Names in bench/results.
         paint: Draws the records in the colours of a theme.
+        caption: Returns a sentence below the picture about the records.
         shows: Alternative text, for readers who do not see the picture.
         width: Pixels on the page.
     """
 
     records: tuple[str, ...]
     paint: Callable[[Sequence[Record], Theme], Any]
+    caption: Callable[[Sequence[Record]], str]
     shows: str
     width: int
 
@@ -301,24 +327,28 @@ PICTURES = {
     "added": Picture(
         ("ddp_fused_cpu_2ranks",),
         _draw_added,
+        _added_shown,
         "Bar chart of the time that data parallelism adds to a training step, in ms",
         640,
     ),
     "all_reduce": Picture(
         ("all_reduce_cpu_2ranks",),
         _draw_all_reduce,
+        _all_reduce_shown,
         "Time of all_reduce against the message size, by fastcoll, Gloo, and the best of MPI and oneCCL",
         740,
     ),
     "faults": Picture(
         ("faults_cpu",),
         _draw_faults,
+        lambda _: "Faults that ran on both.",
         "A dot for each fault, coloured by its outcome, for Gloo and for fastcoll",
         740,
     ),
     "hosts": Picture(
         tuple(f"hosts_{shape}_1000mbit_cpu" for shape in HOSTS),
         _draw_hosts,
+        _hosts_shown,
         "Heat map of fastcoll's time over Gloo's, by collective and message size, on four sets of hosts",
         860,
     ),

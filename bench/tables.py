@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fastcoll.bench import scale
 from fastcoll.bench.ddp import added
 from fastcoll.bench.hosts import least_bytes
 from fastcoll.bench.options import size_text
-from fastcoll.bench.pictures import HOSTS, PICTURES, best_other
+from fastcoll.bench.pictures import HOSTS, PICTURES
 from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.table import markdown, times_text
 
@@ -226,12 +227,12 @@ def _said(message: str) -> str:
     return re.sub(r"/\S*/(gloo/)", r"\1", message)
 
 
-def _picture(name: str, shown: Callable[[list[dict[str, Any]]], str]) -> list[str]:
+def _picture(name: str) -> list[str]:
     """Returns the lines of a picture and its caption: content, records, date and machine."""
     picture = PICTURES[name]
     records = picture.read()
     links = ", ".join(_link(f"{record}.jsonl") for record in picture.records)
-    caption = f"{shown(records)} {links}, {_origin(records[0])}."
+    caption = f"{picture.caption(records)} {links}, {_origin(records[0])}."
     return [
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="../pictures/{name}_dark.svg">',
         f'<img src="../pictures/{name}_light.svg" width="{picture.width}" alt="{picture.shows}">',
@@ -241,44 +242,15 @@ def _picture(name: str, shown: Callable[[list[dict[str, Any]]], str]) -> list[st
     ]
 
 
-def _added_shown(records: list[dict[str, Any]]) -> str:
-    case = records[0]["cases"][0]
-    return f"Gradients of {case['model']} ({case['size'] / 1e6:.0f} MB), 2 ranks, medians."
-
-
-def _all_reduce_shown(records: list[dict[str, Any]]) -> str:
-    cases = records[0]["cases"]
-    least = min(medians(case)["gloo"] / medians(case)["fastcoll"] for case in cases)
-    behind = [case["size"] for case in cases if best_other(case) < medians(case)["fastcoll"]]
-    return (
-        f"fastcoll is at least {int(least * 10) / 10}x faster than Gloo at each size. "
-        f"The best other library is faster up to {size_text(max(behind))}. float32, 2 ranks, medians."
-    )
-
-
-def _hosts_shown(records: list[dict[str, Any]]) -> str:
-    cases = [case for record in records for case in record["cases"] if case["bytes"]]
-    ratios = [round(case["fastcoll"]["ms"] / case["gloo"]["ms"], 2) for case in cases]
-    return (
-        f"fastcoll is slower in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} cases, by "
-        f"{max(ratios) - 1:.0%} at most. Emulated hosts, links of {records[0]['megabits'] / 1e3:g} Gbit/s, medians."
-    )
-
-
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"frameworks": _frameworks, "fault": _fault},
     "docs/guides/frameworks.md": {"clients": _clients},
     "docs/reference/environment.md": {"variables": _variables},
-    "docs/benchmarks/index.md": {
-        "picture_added": lambda: _picture("added", _added_shown),
-        "picture_all_reduce": lambda: _picture("all_reduce", _all_reduce_shown),
-        "picture_hosts": lambda: _picture("hosts", _hosts_shown),
-        "picture_faults": lambda: _picture("faults", lambda _: "Faults that ran on both."),
-    },
+    "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
     "docs/benchmarks/one-host.md": {
         "all_reduce": _all_reduce,
-        "collectives": lambda: _collectives(""),
-        "collectives_bfloat16": lambda: _collectives("_bfloat16"),
+        "collectives": partial(_collectives, ""),
+        "collectives_bfloat16": partial(_collectives, "_bfloat16"),
     },
     "docs/benchmarks/training.md": {
         "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.jsonl"),
