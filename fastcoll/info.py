@@ -141,31 +141,22 @@ def _loaded_nccl() -> str | None:
 
 def _environment() -> list[dict[str, Any]]:
     rows = []
+
+    def add(name: str, value: object, given: bool, problem: str, meaning: str) -> None:
+        row = {"name": name, "value": value, "set": given, "problem": problem}
+        rows.append({**row, "meaning": meaning})
+
     for variable in env.VARIABLES:
         text = os.environ.get(variable.name) or None
-        row = {
-            "name": variable.name,
-            "value": variable.default,
-            "set": text is not None,
-            "problem": "",
-        }
+        value, problem = variable.default, ""
         if text is not None:
             try:
-                row["value"] = variable.parse(text)
+                value = variable.parse(text)
             except ValueError as error:
-                row |= {"value": text, "problem": str(error)}
-        rows.append({**row, "meaning": variable.meaning})
+                value, problem = text, str(error)
+        add(variable.name, value, text is not None, problem, variable.meaning)
     for name in env.unknown():
-        problem = "fastcoll has no such variable"
-        rows.append(
-            {
-                "name": name,
-                "value": os.environ[name],
-                "set": True,
-                "problem": problem,
-                "meaning": "",
-            }
-        )
+        add(name, os.environ[name], True, "fastcoll has no such variable", "")
     return rows
 
 
@@ -213,41 +204,41 @@ def collect() -> dict[str, Any]:
 
 def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Turns the report into titled lists of (name, text)."""
-    available = []
-    for answer in report["available"]:
-        mark = "yes" if answer["available"] else "no"
-        remedy = f"\n-> {answer['remedy']}" if answer["remedy"] else ""
-        available.append((answer["part"], f"{mark}: {answer['detail']}{remedy}"))
-    environment = []
-    for row in report["environment"]:
-        text = f"{row['value']}" if row["set"] else f"{row['value']} (default)"
-        environment.append(
-            (row["name"], f"{text}\n-> {row['problem']}" if row["problem"] else text)
+
+    def noted(text: str, note: str) -> str:
+        return f"{text}\n-> {note}" if note else text
+
+    available = [
+        (
+            row["part"],
+            noted(f"{'yes' if row['available'] else 'no'}: {row['detail']}", row["remedy"]),
         )
+        for row in report["available"]
+    ]
+    environment = [
+        (row["name"], noted(f"{row['value']}{'' if row['set'] else ' (default)'}", row["problem"]))
+        for row in report["environment"]
+    ]
+    groups = [
+        (
+            str(group["name"]),
+            f"rank {group['rank']}/{group['size']}, "
+            + ", ".join(f"{device} by {name}" for device, name in group["backends"].items())
+            + (f", {group['transport']}: {group['reason']}" if "transport" in group else ""),
+        )
+        for group in report["groups"]
+    ]
+    loaded = [(name, "\n".join(paths) or "-") for name, paths in report["libraries"].items()]
     sections = [
         ("Versions", [(name, value or "-") for name, value in report["versions"].items()]),
-        (
-            "Loaded libraries",
-            [(name, "\n".join(paths) or "-") for name, paths in report["libraries"].items()],
-        ),
+        ("Loaded libraries", loaded),
         ("Available", available),
         ("Environment variables", environment),
         ("Tuning", list(report["tuning"].items())),
+        ("Groups", groups),
+        ("Notes", [("", note) for note in report["notes"]]),
     ]
-    if report["groups"]:
-        rows = [
-            (
-                str(group["name"]),
-                f"rank {group['rank']}/{group['size']}, "
-                + ", ".join(f"{device} by {name}" for device, name in group["backends"].items())
-                + (f", {group['transport']}: {group['reason']}" if "transport" in group else ""),
-            )
-            for group in report["groups"]
-        ]
-        sections.append(("Groups", rows))
-    if report["notes"]:
-        sections.append(("Notes", [("", note) for note in report["notes"]]))
-    return sections
+    return [(title, rows) for title, rows in sections if rows]
 
 
 def _print(report: dict[str, Any], file: TextIO) -> None:
@@ -255,10 +246,8 @@ def _print(report: dict[str, Any], file: TextIO) -> None:
         print(title, file=file)
         width = max(len(name) for name, _ in rows)
         for name, text in rows:
-            first, *others = text.split("\n")
-            print(f"  {name:<{width}}  {first}", file=file)
-            for line in others:
-                print(f"  {'':<{width}}  {line}", file=file)
+            further = "\n" + " " * (width + 4)
+            print(f"  {name:<{width}}  {further.join(text.splitlines())}", file=file)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from fastcoll._measure import Call, Control, Plan
 from fastcoll._version import __version__
 from fastcoll.bench.collectives import build_case
 from fastcoll.bench.peer import bind, in_shared
-from fastcoll.tune_search import NEVER, Times, fastest, from_where, limits, median_times
+from fastcoll.tune_search import NEVER, Times, fastest, from_where, limits, median_times, show
 
 __all__ = ["Experiment", "experiments", "main"]
 
@@ -99,10 +99,7 @@ def experiments(ranks: int) -> list[Experiment]:
 
 
 def _group(table: dict[str, int]) -> dist.ProcessGroup:
-    given = C.Tuning()
-    for name, value in table.items():
-        setattr(given, name, value)
-    options = C.Options(tuning=given)
+    options = C.Options(tuning=tuning.as_table(table))
     group: dist.ProcessGroup = dist.new_group(backend="fastcoll", pg_options=options)
     return group
 
@@ -122,9 +119,7 @@ def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
         for group in groups.values():
             dist.destroy_process_group(group)
         measured[item.field], table[item.field] = times, item.decide(times)
-        if control.rank == 0:
-            found = f"{item.field:20} {table[item.field]:>20}"
-            print(f"{found}  (shipped: {shipped[item.field]})", flush=True)
+        show(control, item.field, table[item.field], f"  (shipped: {shipped[item.field]})")
     return {
         "table": {name: table[name] for name in measured},
         "ranks": control.world_size,

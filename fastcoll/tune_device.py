@@ -20,7 +20,7 @@ from fastcoll._measure import Call, Control, Plan
 from fastcoll.cuda import algorithms
 from fastcoll.cuda.engine import engine_of
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
-from fastcoll.tune_search import from_where, limits, median_times
+from fastcoll.tune_search import from_where, limits, median_times, show
 
 __all__ = ["measure_device"]
 
@@ -87,9 +87,8 @@ def measure_device(
             *limits(by_size, ("fused", "apart")),
         ]
     table = asdict(Thresholds(*bounds))
-    if control.rank == 0:
-        for name, value in table.items():
-            print(f"{name:20} {value:>20}", flush=True)
+    for name, value in table.items():
+        show(control, name, value)
     return {
         "name": device_name(device),
         "ranks": topology.ranks,

@@ -19,6 +19,7 @@ import torch
 from fastcoll._group_backend import this_host
 from fastcoll._measure import Control, Plan, measure, take_turn
 from fastcoll.bench.peer import round_trip
+from fastcoll.tune_search import show
 
 __all__ = ["leaders_of", "measure_link"]
 
@@ -70,11 +71,8 @@ def measure_link(control: Control, plan: Plan, ends: Sequence[int]) -> tuple[int
         )
     bandwidth = (_LONG - _SHORT) / (long - short)
     link = round(short * bandwidth)
-    if control.rank == 0:
-        print(
-            f"{'link_bytes':20} {link:>20}  ({short * 1e6:.0f} us, {bandwidth / 1e6:.0f} MB/s)",
-            flush=True,
-        )
+    remark = f"  ({short * 1e6:.0f} us, {bandwidth / 1e6:.0f} MB/s)"
+    show(control, "link_bytes", link, remark)
     return link, {
         "ranks": list(ends),
         "latency_seconds": short,

@@ -12,7 +12,7 @@ import torch
 
 from fastcoll._measure import Call, Control, Plan, measure, take_turn
 
-__all__ = ["NEVER", "Times", "fastest", "from_where", "limits", "median_times"]
+__all__ = ["NEVER", "Times", "fastest", "from_where", "limits", "median_times", "show"]
 
 NEVER = 1 << 62
 
@@ -43,6 +43,12 @@ def median_times(
         timings = measure(turns, control, plan, slowest_rank=device.type != "cpu")
         times[size] = {way: timing.time.median for way, timing in timings.items()}
     return times
+
+
+def show(control: Control, field: str, value: int, remark: str = "") -> None:
+    """Prints the value that was found for a field, on the first rank."""
+    if control.rank == 0:
+        print(f"{field:20} {value:>20}{remark}", flush=True)
 
 
 def _cost(times: Iterable[float]) -> float:

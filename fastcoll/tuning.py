@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from fastcoll import env
 from fastcoll._load import C
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
-__all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
+__all__ = [
+    *("FIELDS", "SHIPPED", "Loaded"),
+    *("as_table", "host_path", "load", "machine_name", "parse"),
+]
 
 SHIPPED = Path(__file__).with_name("default_tuning.json")
 FIELDS = tuple(name for name in dir(C.Tuning) if name.endswith("_bytes"))
@@ -78,6 +81,14 @@ def host_path() -> Path:
     return Path(base) / "fastcoll" / "tuning.json"
 
 
+def as_table(values: Mapping[str, int]) -> C.Tuning:
+    """Returns the values of fields as ``fastcoll.Options(tuning=...)`` takes them."""
+    table = C.Tuning()
+    for name, value in values.items():
+        setattr(table, name, value)
+    return table
+
+
 def parse(text: str, source: Path) -> Loaded:
     """Reads a table.
 
@@ -92,10 +103,8 @@ def parse(text: str, source: Path) -> Loaded:
             f"{source}: expected a tuning table as `fastcoll tune` writes it, "
             f"got what cannot be read as one ({type(error).__name__}: {error}). {_ANEW}"
         ) from None
-    table = C.Tuning()
-    for name, value in _check(values, FIELDS, f"{source}: expected a tuning table").items():
-        setattr(table, name, value)
-    loaded = Loaded(table, source, str(machine))
+    checked = _check(values, FIELDS, f"{source}: expected a tuning table")
+    loaded = Loaded(as_table(checked), source, str(machine))
     if section is None:
         return loaded
     what = f"{source}: expected the section on devices to have"
