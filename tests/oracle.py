@@ -4,6 +4,7 @@ Every rank's input is a function of (rank, shape, dtype, seed), so each rank can
 the expected result.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,11 +80,10 @@ def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -
     random = torch.Generator().manual_seed(1 + rank + 1000 * seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=random).bool()
-    if dtype in FLOAT8:
-        return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8).view(dtype)
-    if dtype in INTEGERS:
-        low, high = -(2**63), 2**63 - 1
-        return torch.randint(low, high, shape, generator=random).to(dtype)
+    if dtype in FLOAT8 or dtype in INTEGERS:
+        count = math.prod(shape) * dtype.itemsize
+        words = torch.randint(-(2**63), 2**63 - 1, (-(-count // 8),), generator=random)
+        return words.view(torch.uint8)[:count].view(dtype).reshape(shape)
     wide = torch.float if dtype in (torch.half, torch.bfloat16) else dtype
     return torch.randn(shape, generator=random, dtype=wide).to(dtype)
 
@@ -135,12 +135,15 @@ def _reduced_integers(tensors: Sequence[Tensor], op: str) -> Tensor:
     return torch.from_numpy(np.array(total)).reshape(tensors[0].shape)
 
 
-def bits(tensor: Tensor) -> bytes:
+def raw(tensor: Tensor) -> Tensor:
     """Return the elements' bytes in row-major order, for bitwise comparison."""
-    if tensor.numel() == 0:
-        return b""
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def bits(tensor: Tensor) -> bytes:
+    """Return the elements' bytes in row-major order."""
+    return raw(tensor).numpy().tobytes()
 
 
 def assert_alike(value: object) -> None:
@@ -155,7 +158,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     actual = actual.cpu()
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    assert bits(actual) == bits(expected), (actual, expected)
+    assert torch.equal(raw(actual), raw(expected)), (actual, expected)
 
 
 def assert_reduced(actual: Tensor, tensors: Sequence[Tensor], op: str) -> None:
@@ -166,9 +169,12 @@ def assert_reduced(actual: Tensor, tensors: Sequence[Tensor], op: str) -> None:
     actual, expected = actual.cpu(), reduced(tensors, op)
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    if op in ("MIN", "MAX") or not (actual.is_floating_point() or actual.is_complex()):
-        assert_same(actual, expected)
+    if torch.equal(raw(actual), raw(expected)):
         return
+    assert op not in ("MIN", "MAX") and (actual.is_floating_point() or actual.is_complex()), (
+        actual,
+        expected,
+    )
     precision = len(tensors) * torch.finfo(actual.dtype).eps
     wide = torch.complex128 if actual.is_complex() else torch.double
     if op == "PRODUCT":

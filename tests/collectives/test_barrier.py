@@ -34,16 +34,6 @@ def test_asynchronous():
     assert work.wait()
 
 
-@on_ranks(3)
-def test_groups():
-    rank, size = dist.get_rank(), dist.get_world_size()
-    groups = [(members, dist.new_group(members)) for members in ([0, 1], [1, 2], [0, 2], [2])]
-    for members, group in groups:
-        if rank in members:
-            dist.barrier(group=group)
-            assert group.size() == len(members) <= size
-
-
 @on_ranks(2)
 def test_a_device_is_named_where_there_is_none():
     """As launchers of GPU jobs do; without a device it means nothing."""

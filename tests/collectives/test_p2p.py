@@ -11,22 +11,6 @@ from words import await_word, eventually, say
 import fastcoll
 
 
-@on_ranks(2, 3, 4, 5)
-def test_ring():
-    mine, size = dist.get_rank(), dist.get_world_size()
-    before, after = (mine - 1) % size, (mine + 1) % size
-    for seed, shape in enumerate([(1,), (3, 5), (4097,), (0,), ()]):
-        given, output = sample(mine, shape, torch.float, seed), torch.empty(shape)
-        if mine % 2 == 0:
-            dist.send(given, after)
-            assert dist.recv(output, before) == before
-        else:
-            assert dist.recv(output, before) == before
-            dist.send(given, after)
-        assert_same(output, sample(before, shape, torch.float, seed))
-        assert_same(given, sample(mine, shape, torch.float, seed))
-
-
 @pytest.mark.parametrize(
     ("size", "count", "elements"), [(2, 300, 1), (3, 40, 1000), (4, 5, 100_000), (2, 2, 8 * 2**20)]
 )
@@ -202,19 +186,6 @@ def test_pieces_of_shared_memory():
         wanted = sample(other, shape, torch.float, seed)
         assert_same(output, wanted)
         assert_same(turned, wanted.t().contiguous())
-
-
-@on_ranks(2)
-def test_same_tag_keeps_its_order():
-    if dist.get_rank() == 0:
-        for number in range(100):
-            dist.send(torch.tensor([number]), 1, tag=3)
-    else:
-        got = [torch.empty(1, dtype=torch.int64) for _ in range(100)]
-        works = [dist.irecv(output, 0, tag=3) for output in got]
-        for work in works:
-            work.wait()
-        assert torch.cat(got).tolist() == list(range(100))
 
 
 @beyond_gloo("needs a wait")

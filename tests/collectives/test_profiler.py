@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo
-from collective_cases import MOVING, REDUCING, Case, run
+from backend import BACKEND, IS_GLOO, beyond_gloo
+from collective_cases import Case, run
 from on_ranks import on_ranks
 from torch.profiler import ProfilerActivity, profile
 
@@ -28,15 +28,22 @@ SHAPED = ["all_reduce", "broadcast", "reduce", "all_gather", "gather", "all_to_a
 @pytest.mark.parametrize(
     ("collective", "titles"),
     [
-        *((name, [name.removesuffix("_single")]) for name in [*SHAPED, "scatter", "barrier"]),
+        *(
+            (name, [name.removesuffix("_single")])
+            for name in [*SHAPED, "scatter", "barrier", "all_to_all"]
+        ),
         pytest.param("reduce_scatter", ["reduce_scatter"], marks=beyond_gloo("has no title")),
         ("ring", ["send", "recv"]),
+        ("all_gather_single", []),
+        ("reduce_scatter_single", []),
     ],
     ids=lambda value: value if isinstance(value, str) else " and ".join(value),
 )
 @on_ranks(2)
 def test_titles_and_shapes(collective, titles):
+    """Also Kineto's span of communication parameters, which trace analysers read."""
     events = profiled(collective)
+    assert IS_GLOO or "record_param_comms" in [title for title, _ in events]
     for title in titles:
         (shapes,) = titled(events, title)
         assert collective not in SHAPED or [3, 2] in shapes or [6, 2] in shapes, shapes
@@ -52,11 +59,3 @@ def test_asynchronous():
     assert len(found) == 3
     for event in found:
         assert event.is_async and event.input_shapes == [[5]]
-
-
-@beyond_gloo("does not record it")
-@pytest.mark.parametrize("collective", [*REDUCING, *MOVING, "barrier"])
-@on_ranks(2)
-def test_record_param_comms(collective):
-    """Kineto's span of communication parameters, which trace analysers read."""
-    assert "record_param_comms" in [title for title, _ in profiled(collective)]

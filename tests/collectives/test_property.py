@@ -68,14 +68,15 @@ def run_in_order(case):
 
 # No shrinking: a case says all about itself, and every failing run costs new ranks.
 # What is drawn anew each time may find more than a fixed list, beside the tables of test_collectives.
-ANY = settings(
-    max_examples=settings.default.max_examples * (1 if settings.default.derandomize else 4),
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+def examples(fixed):
+    return settings(
+        max_examples=fixed if settings.default.derandomize else 400,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 
 
-@ANY
+@examples(100)
 @given(drawn=cases())
 def test_any_collective(world, drawn):
     size, case = drawn
@@ -83,7 +84,7 @@ def test_any_collective(world, drawn):
 
 
 @beyond_gloo("has no devices")
-@ANY
+@examples(30)
 @given(drawn=cases(device="recording:0"))
 def test_any_collective_on_a_device(nccl_world, drawn):
     """Also that all accesses to memory are ordered."""

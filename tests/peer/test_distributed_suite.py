@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from backend import BACKEND
-from torch_suites.runs import SuiteFiles
+from torch_suites.runs import FileOutcomes, SuiteFiles
 
 SOURCE = Path(torch.__file__).parent / "testing/_internal/distributed/distributed_test.py"
 
@@ -38,9 +38,6 @@ BEYOND_GLOO = (
     "test_all_to_all_group",
 )
 
-# Tests that wait for five seconds.
-SLOW = ("test_barrier_timeout_group",)
-
 # What suite_loaded.py changes: DDP's logger, which calls every third-party backend "custom", is to call it that;
 # guards that speak of PyTorch's CI or of old limits of gloo are lifted; 7 tests that insist on 4 ranks get 4.
 FEWEST_PASSES = 120
@@ -48,7 +45,13 @@ FEWEST_PASSES = 120
 SECONDS = 50.0
 """Limit for one test, below the suite's own 60 s for a collective; gloo's longest test takes 5."""
 
-Run = Callable[[str, str], tuple[str, str]]
+TOGETHER = 500.0
+"""Limit for all selected tests."""
+
+# The first item waits for all tests.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+Run = Callable[[str, list[str]], FileOutcomes]
 
 
 def _folded(why: str) -> str:
@@ -61,49 +64,42 @@ def _folded(why: str) -> str:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs a test on a backend; gloo's suite is loaded when it is asked for."""
+    """Runs tests on a backend; gloo's suite is loaded when it is first used."""
     file = Path(__file__).with_name("suite_loaded.py")
     made: dict[str, SuiteFiles] = {}
 
-    def load(backend: str) -> SuiteFiles:
+    def run(backend: str, tests: list[str]) -> FileOutcomes:
         if backend not in made:
             made[backend] = SuiteFiles(file.parent, backend, SECONDS, preload=[file.stem])
-        return made[backend]
+        names = [f"DistributedSuite.{test}" for test in tests]
+        found, end = made[backend].run(str(file), TOGETHER, names)
+        assert found.keys() == set(names), end
+        return {test: found[name] for test, name in zip(tests, names, strict=True)}
 
-    def run(backend: str, test: str) -> tuple[str, str]:
-        name = f"DistributedSuite.{test}"
-        found, end = load(backend).run(str(file), SECONDS, [name])
-        assert name in found, end
-        return found[name]["outcome"], found[name]["detail"]
-
-    load(BACKEND)
     yield run
     for each in made.values():
         each.close()
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Iterator[dict[str, str]]:
-    """What became of each test; in a run of all of them, most have passed."""
-    found: dict[str, str] = {}
-    yield found
-    counts = Counter(found.values())
+def outcomes(request: pytest.FixtureRequest, run: Run) -> FileOutcomes:
+    """What became of each selected test, each in a process of its own."""
+    items = [item for item in request.session.items if item.path == request.path]
+    found = run(BACKEND, [item.callspec.params["test"] for item in items])
+    counts = Counter(each["outcome"] for each in found.values())
     assert len(found) < len(TESTS) or counts["passed"] >= FEWEST_PASSES, counts
+    return found
 
 
-@pytest.mark.parametrize(
-    "test",
-    [pytest.param(t, marks=pytest.mark.full) if t in SLOW else t for t in TESTS],
-    ids=lambda test: test.removeprefix("test_"),
-)
-def test_backend(run: Run, outcomes: dict[str, str], test: str) -> None:
-    outcomes[test], detail = run(BACKEND, test)
-    if outcomes[test] == "skipped":
+@pytest.mark.parametrize("test", TESTS, ids=lambda test: test.removeprefix("test_"))
+def test_backend(run: Run, outcomes: FileOutcomes, test: str) -> None:
+    outcome, detail = outcomes[test]["outcome"], outcomes[test]["detail"]
+    if outcome == "skipped":
         pytest.skip(f"gloo skips it too: {_folded(detail)}")
-    if outcomes[test] == "failed" and (test not in BEYOND_GLOO or BACKEND == "gloo"):
-        on_gloo, told = run("gloo", test)
-        if on_gloo == "skipped":
-            pytest.skip(f"gloo skips it too: {_folded(told)}")
-        if on_gloo == "failed":
-            pytest.skip(f"gloo fails it: {re.findall('.*Error.*', told)[-1:]}")
-    assert outcomes[test] == "passed", f"on {BACKEND}, where gloo passes:\n{detail}"
+    if outcome == "failed" and (test not in BEYOND_GLOO or BACKEND == "gloo"):
+        on_gloo = run("gloo", [test])[test]
+        if on_gloo["outcome"] == "skipped":
+            pytest.skip(f"gloo skips it too: {_folded(on_gloo['detail'])}")
+        if on_gloo["outcome"] == "failed":
+            pytest.skip(f"gloo fails it: {re.findall('.*Error.*', on_gloo['detail'])[-1:]}")
+    assert outcome == "passed", f"on {BACKEND}, where gloo passes:\n{detail}"

@@ -119,7 +119,9 @@ def run_file(
         if time.monotonic() > deadline:
             replies.send({"end": f"no end within {file_seconds:g} s"})
             return
-        outcome, detail = _run(case, seconds)
+        method = getattr(case, case._testMethodName)
+        skipped = getattr(method, "__unittest_skip__", False)  # by a decorator
+        outcome, detail = _outcome(case) if skipped else _run(case, seconds)
         name = f"{type(case).__qualname__}.{case._testMethodName}"
         replies.send({"test": name, "outcome": outcome, "detail": detail})
     replies.send({"end": ""})
