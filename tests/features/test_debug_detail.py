@@ -1,5 +1,7 @@
 """Collectives under TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps the backend."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,8 @@ from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, run_all
 from on_ranks import on_ranks
 from oracle import assert_same
+from torch.nn.parallel import DistributedDataParallel
+from training import assert_like, network, train, train_alone
 from world import init_group
 
 
@@ -31,6 +35,17 @@ def test_collectives():
         if dist.get_rank() in (0, 2):
             dist.barrier(group=group)
         dist.barrier()
+
+
+@beyond_gloo("torch 2.13 crashes in DDP's logger, which takes the wrapper for gloo")
+@on_ranks(2, init=False)
+def test_training():
+    with Detail():
+        model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
+        train(model, 4)
+        assert_like(model.module, train_alone(4, dist.get_world_size()))
+        del model
+        gc.collect()  # before its group
 
 
 @beyond_gloo("counts messages as collectives")

@@ -8,7 +8,6 @@ from on_ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
-    MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
 )
@@ -32,8 +31,8 @@ TOLERANCE = {torch.double: 1e-10, torch.float: 1e-5, torch.bfloat16: 2e-2}
 @pytest.mark.parametrize(
     ("size", "strategy", "dtype"),
     [
-        *((size, "FULL_SHARD", torch.double) for size in (1, 2, 3)),
-        *((2, strategy, torch.float) for strategy in ("SHARD_GRAD_OP", "NO_SHARD")),
+        (3, "FULL_SHARD", torch.double),
+        (2, "NO_SHARD", torch.float),
     ],
     ids=name_of,
 )
@@ -49,20 +48,6 @@ def test_first_generation(strategy, dtype):
     with FullyShardedDataParallel.summon_full_params(model):
         alone = train_alone(STEPS, dist.get_world_size(), model=network(dtype))
         assert_like(model, alone, TOLERANCE[dtype])
-
-
-@on_ranks(2)
-def test_first_generation_mixed():
-    bf16 = torch.bfloat16
-    model = FullyShardedDataParallel(
-        network(torch.float),
-        device_id=torch.device("cpu"),
-        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
-    )
-    train(model, STEPS)
-    with FullyShardedDataParallel.summon_full_params(model):
-        alone = train_alone(STEPS, dist.get_world_size(), model=network(torch.float))
-        assert_like(model, alone, TOLERANCE[bf16])
 
 
 @on_ranks(3)
@@ -89,26 +74,19 @@ def second_generation(dtype, tolerance, mesh_shape=(), **options):
     assert_like(model, train_alone(STEPS, dist.get_world_size(), model=network(dtype)), tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.double, torch.float], ids=name_of)
-@on_ranks(1, 2, 3, fresh=True)
-def test_second_generation(dtype):
-    second_generation(dtype, TOLERANCE[dtype])
+@pytest.mark.parametrize(
+    ("size", "shape", "options"),
+    [(3, (), {}), (2, (), {"reshard_after_forward": False}), (4, (2, 2), {})],
+    ids=["shards", "kept", "hybrid"],
+)
+@on_ranks(fresh=True)
+def test_second_generation(shape, options):
+    second_generation(torch.float, TOLERANCE[torch.float], shape, **options)
 
 
 @on_ranks(2, fresh=True)
-def test_second_generation_without_resharding():
-    second_generation(torch.float, TOLERANCE[torch.float], reshard_after_forward=False)
-
-
-@on_ranks(4, fresh=True)
-def test_second_generation_hybrid():
-    second_generation(torch.float, TOLERANCE[torch.float], (2, 2))
-
-
-@pytest.mark.parametrize("reduced", [torch.float, torch.bfloat16], ids=name_of)
-@on_ranks(2, fresh=True)
-def test_second_generation_mixed(reduced):
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+def test_second_generation_mixed():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     second_generation(torch.float, TOLERANCE[torch.bfloat16], mp_policy=policy)
 
 

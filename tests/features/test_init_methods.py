@@ -58,12 +58,8 @@ def by_url(url, name):
 
 
 def by_environment(*ports):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        RANK=str(here().rank),
-        WORLD_SIZE=str(here().size),
-        LOCAL_RANK=str(here().rank),
-    )
+    """The variables that Kubeflow's PyTorchJob sets."""
+    os.environ.update(MASTER_ADDR="localhost", RANK=str(here().rank), WORLD_SIZE=str(here().size))
     # Rank 0's store of the first group may listen still when another rank comes for the second.
     for port, arguments in zip(ports, [{}, {"init_method": "env://"}], strict=True):
         os.environ["MASTER_PORT"] = str(port)

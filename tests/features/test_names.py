@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from backend import IS_GLOO
 from on_ranks import on_ranks
-from torchrun import torchrun
 
 from fastcoll import names
 
@@ -58,20 +57,7 @@ def test_who_names_gloo_is_served_and_told_once(run):
             dist.all_reduce(x, group=group)
         print(x.tolist())
         dist.monitored_barrier()  # torch keeps it to the name
-        """,
-        FASTCOLL_REPLACE="gloo",
-    )
-    assert lines[:2] == ["fastcoll True True", "[8.0, 8.0, 8.0]"]
-    assert [line.split(" ", 1)[1] for line in lines[2:]] == [
-        "[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm"
-    ] * 2 + ["[('cpu', 'fastcoll')] shm"]
-    assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
-
-
-def test_what_is_made_without_a_name_stays_gloo(run):
-    lines, _ = run(
-        """
-        dist.init_process_group("gloo")
+        # What is made without a name stays Gloo.
         store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
         own = dist.ProcessGroupGloo(store, dist.get_rank(), 2)
         x = torch.ones(2)
@@ -80,7 +66,11 @@ def test_what_is_made_without_a_name_stays_gloo(run):
         """,
         FASTCOLL_REPLACE="gloo",
     )
-    assert lines[0] == "gloo [2.0, 2.0]"
+    assert lines[:3] == ["fastcoll True True", "[8.0, 8.0, 8.0]", "gloo [2.0, 2.0]"]
+    assert [line.split(" ", 1)[1] for line in lines[3:]] == [
+        "[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm"
+    ] * 2 + ["[('cpu', 'fastcoll')] shm"]
+    assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
 
 
 def test_who_names_none_is_served_by_the_default(run):
@@ -102,22 +92,9 @@ def test_who_names_none_is_served_by_the_default(run):
     assert any("'gloo'" in line for line in serving), "who names gloo gets gloo"
 
 
-def test_who_names_none_is_served_where_gloo_is_replaced(run):
-    lines, _ = run(
-        """
-        dist.init_process_group()
-        dist.barrier()
-        print(dist.get_backend() == "gloo")
-        """,
-        ranks=1,
-        FASTCOLL_REPLACE="gloo",
-    )
-    assert lines[0] == "True"
-    assert "'fastcoll'" in lines[1] and "'gloo'" not in lines[1]
-
-
 def test_make_default_in_a_script(run):
-    lines, _ = run(
+    """And a variable that is misspelt."""
+    lines, errors = run(
         """
         import fastcoll
         fastcoll.make_default()
@@ -127,22 +104,11 @@ def test_make_default_in_a_script(run):
         fastcoll.monitored_barrier()  # the import of its module leaves the name
         print(dist.get_backend())
         """,
+        FASTCOLL_TRANSPRT="shm",
     )
     assert lines[0] == "fastcoll"
-
-
-@pytest.mark.full
-def test_under_torchrun(tmp_path):
-    """Where the variables are read when torch is imported."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        HEAD + "dist.init_process_group('gloo')\nprint(dist.get_backend(), flush=True)\n"
-        "dist.barrier()\n" + END
-    )
-    printed = torchrun(str(script), environment={"FASTCOLL_REPLACE": "gloo"})
-    assert printed.count("fastcoll\n") == 2
-    assert printed.count("[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm") == 2
-    assert "[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)" in printed
+    misspelt = "unknown variable FASTCOLL_TRANSPRT is ignored. Did you mean FASTCOLL_TRANSPORT?"
+    assert misspelt in errors
 
 
 BAD_VALUES = {
@@ -172,38 +138,15 @@ def test_a_bad_value_is_told_and_torch_is_imported():
     assert expected in done.stderr
 
 
-def test_a_misspelt_variable_is_told_with_the_nearest(run):
-    _, errors = run('dist.init_process_group("fastcoll")\n', ranks=1, FASTCOLL_TRANSPRT="shm")
-    assert (
-        "unknown variable FASTCOLL_TRANSPRT is ignored. Did you mean FASTCOLL_TRANSPORT?" in errors
-    )
-
-
 def test_options_of_another_backend(run):
+    """Those of Gloo, of no backend, and of NCCL; the default group names no backend.
+
+    A torch without CUDA has no class for NCCL's: its attributes, on another backend's options.
+    """
     lines, errors = run(
         """
-        dist.init_process_group("gloo")
-        given = dist.ProcessGroupGloo._Options()
-        dist.new_group([0], backend="gloo", pg_options=given)
-        try:
-            dist.new_group([0], backend="fastcoll", pg_options=object())
-        except TypeError as error:
-            print(error)
-        """,
-        ranks=1,
-        FASTCOLL_REPLACE="gloo",
-    )
-    assert "without its pg_options of" in errors
-    assert (
-        "expected pg_options of type fastcoll.Options or None for group '2', got builtins.object"
-        in lines[0]
-    )
+        import datetime
 
-
-def test_options_of_stock_nccl_are_taken_over(run):
-    """A torch without CUDA has no such class: its attributes, on another backend's options."""
-    lines, errors = run(
-        """
         class StockOptions(dist.ProcessGroupGloo._Options):
             is_high_priority_stream = False
 
@@ -214,24 +157,36 @@ def test_options_of_stock_nccl_are_taken_over(run):
                 def unsafe_get_ptr(self):
                     raise AssertionError
 
-        dist.init_process_group("gloo")
+        dist.init_process_group()
+        dist.barrier()
+        print(dist.get_backend() == "gloo")
         given = StockOptions()
-        import datetime
         given._timeout = datetime.timedelta(seconds=77)
         group = dist.new_group([0], backend="gloo", pg_options=given)
         options = group._get_backend(torch.device("cpu")).options
         config = options.config
         print(options.is_high_priority_stream, config.min_ctas, config.max_ctas)
         print(config.cga_cluster_size, config.net_name, options.timeout)
+        print("then", file=sys.stderr)
+        dist.new_group([0], backend="gloo", pg_options=dist.ProcessGroupGloo._Options())
+        try:
+            dist.new_group([0], backend="fastcoll", pg_options=object())
+        except TypeError as error:
+            print(error)
         """,
         ranks=1,
         FASTCOLL_REPLACE="gloo",
     )
-    assert lines[:2] == ["False 2 16", "None None 0:01:17"]
-    assert "without its pg_options" not in errors
+    assert lines[:3] == ["True", "False 2 16", "None None 0:01:17"]
+    assert "'fastcoll'" in lines[4] and "'gloo'" not in lines[4]
+    of_nccl, of_gloo = errors.split("then\n")
+    assert "without its pg_options" not in of_nccl
     # A field that a newer NCCL has is not dropped without a word.
-    assert "group '1' ignores config.max_p2p_peers = 8 of its pg_options" in errors
-    assert errors.count("ignores config.") == 1
+    assert "group '1' ignores config.max_p2p_peers = 8 of its pg_options" in of_nccl
+    assert of_nccl.count("ignores config.") == 1
+    assert "without its pg_options of" in of_gloo
+    expected = "expected pg_options of type fastcoll.Options or None for group '3'"
+    assert f"{expected}, got builtins.object" in lines[3]
 
 
 def test_a_served_name_is_both():

@@ -102,38 +102,22 @@ def test_slurm(tmp_path, environment, way):
     assert_trained(done.stdout, tmp_path / "model", NODES * EACH)
 
 
-def pods(kind: str, port: int, pod: int) -> dict[str, str]:
-    """Return what Kubeflow sets in a pod of a job of two."""
-    if kind == "PyTorchJob":
-        return {
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(NODES),
-            "RANK": str(pod),
-        }
-    common = {"PET_NNODES": str(NODES), "PET_NPROC_PER_NODE": "1"}
-    if kind == "TrainJob":
-        return common | {
-            "PET_NODE_RANK": str(pod),
-            "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": str(port),
-        }
-    return common | {
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ID": "job",
-        "PET_RDZV_ENDPOINT": f"localhost:{port}",
-    }
-
-
-@pytest.mark.parametrize("kind", ["PyTorchJob", "elastic PyTorchJob", "TrainJob"])
-def test_kubernetes(tmp_path, environment, kind):
-    program = ["python"] if kind == "PyTorchJob" else ["torchrun"]
-    command = [*program, str(SCRIPTS / "train.py"), str(tmp_path / "model"), str(STEPS), "destroy"]
+def test_kubernetes(tmp_path, environment):
+    """Two pods of Kubeflow's TrainJob."""
+    command = ["torchrun", str(SCRIPTS / "train.py"), str(tmp_path / "model"), str(STEPS)]
     port = a_port()
     jobs = [
         subprocess.Popen(
-            command,
-            env={**environment, "FASTCOLL_HOST_ID": f"pod {pod}", **pods(kind, port, pod)},
+            [*command, "destroy"],
+            env={
+                **environment,
+                "FASTCOLL_HOST_ID": f"pod {pod}",
+                "PET_NNODES": str(NODES),
+                "PET_NPROC_PER_NODE": "1",
+                "PET_NODE_RANK": str(pod),
+                "PET_MASTER_ADDR": "localhost",
+                "PET_MASTER_PORT": str(port),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

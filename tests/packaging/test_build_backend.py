@@ -172,8 +172,10 @@ def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_p
 SCRIPT = "import sys\nfrom fastcoll.command import main\nsys.exit(main())\n"
 
 
-@pytest.mark.parametrize("way", ["module", "package", "script"])
-@pytest.mark.parametrize("command", ["info", "bench", "bench.engine", "tune"])
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [("info", "module"), ("bench.engine", "module"), ("bench", "package"), ("tune", "script")],
+)
 def test_a_command_without_torch_is_one_sentence(
     isolated, tmp_path: Path, command: str, way: str
 ) -> None:

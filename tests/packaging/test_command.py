@@ -2,11 +2,10 @@
 
 import importlib
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launcher import Launcher
 
 from fastcoll import __version__
 from fastcoll.command import COMMANDS, main
@@ -41,10 +40,11 @@ def test_each_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("usage: ")
 
 
-def test_the_module_is_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fastcoll", "trace", str(tmp_path / "nothing_")]
-    process = subprocess.run(command, capture_output=True, text=True)
-    assert (process.returncode, process.stdout) == (2, "")
+def test_the_module_is_the_command(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = ["fastcoll", "trace", str(tmp_path / "nothing_")]
+    text = f"import runpy, sys; sys.argv = {arguments}; runpy.run_module('fastcoll', run_name='__main__')"
+    process = launcher.program(text, tmp_path)
+    assert (process.status, process.stdout) == (2, "")
     assert process.stderr.startswith("fastcoll.trace: ")
 
 

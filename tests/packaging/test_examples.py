@@ -12,6 +12,8 @@ import pytest
 from launcher import Launcher
 from torchrun import torchrun
 
+import fastcoll.trace.__main__ as trace
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 SHORT = [
@@ -50,10 +52,14 @@ def run(*command: str, folder: Path) -> str:
     return done.stdout
 
 
+def started(name: str, *arguments: str) -> str:
+    """Returns the program of an example that gets these arguments."""
+    return f"import sys; sys.argv = {[name, *arguments]!r}\n{(EXAMPLES / name).read_text()}"
+
+
 def ranks(launcher: Launcher, folder: Path, name: str, *arguments: str) -> list[str]:
     """Runs an example on 2 ranks, as torchrun does; returns the lines of all ranks."""
-    text = f"import sys; sys.argv = {[name, *arguments]!r}\n{(EXAMPLES / name).read_text()}"
-    ended = launcher.ranks(text, 2, folder, OMP_NUM_THREADS="1")
+    ended = launcher.ranks(started(name, *arguments), 2, folder, OMP_NUM_THREADS="1")
     for rank in ended:
         assert rank.status == 0, rank.stderr
     return "".join(rank.stdout for rank in ended).splitlines()
@@ -94,9 +100,8 @@ def test_hello_starts_its_own_ranks(tmp_path: Path) -> None:
     assert sorted(printed.splitlines()) == expected("hello.py")
 
 
-@pytest.mark.parametrize("backend", ["fastcoll", "gloo"])
-def test_ddp(launcher: Launcher, tmp_path: Path, backend: str) -> None:
-    printed = ranks(launcher, tmp_path, "ddp.py", "--backend", backend)
+def test_ddp(launcher: Launcher, tmp_path: Path) -> None:
+    printed = ranks(launcher, tmp_path, "ddp.py", "--backend", "fastcoll")
     assert shapes(printed) == shapes(expected("ddp.py"))
     first, *_, last = (float(re.findall(r"loss (\S+),", line)[0]) for line in printed)
     assert last < first / 2
@@ -121,19 +126,29 @@ def test_no_edit(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", ["missing", "mismatch", "died"])
-def test_which_rank_hangs(tmp_path: Path, fault: str) -> None:
+def test_which_rank_hangs(tmp_path: Path) -> None:
+    """The script starts its ranks, and compares their traces."""
     name = "which_rank_hangs.py"
-    printed = run(sys.executable, str(EXAMPLES / name), fault, folder=tmp_path)
+    printed = run(sys.executable, str(EXAMPLES / name), "missing", folder=tmp_path)
+    above, _, below = "\n".join(expected(name)).partition("\n...\n")
+    assert printed.startswith(above)
+    assert printed.endswith(f"\n{below}\n")
+
+
+# A third rank that was late leaves no majority in "mismatch", and no name.
+@pytest.mark.parametrize(
+    ("fault", "named"), [("mismatch", "float32[1001]"), ("died", "\nLook at rank 1 first.\n")]
+)
+def test_another_fault_of_a_rank(
+    launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, named: str
+) -> None:
+    text = started("which_rank_hangs.py", fault)
+    traces = {"FASTCOLL_TRACE_DUMP": f"{tmp_path}/rank_", "FASTCOLL_TRACE_STACKS": "1"}
+    launcher.ranks(text, 3, tmp_path, **traces)
+    trace.main([f"{tmp_path}/rank_"])
+    printed = capsys.readouterr().out
     assert "group '0' (default_pg)\n" in printed
-    if fault == "missing":
-        above, _, below = "\n".join(expected(name)).partition("\n...\n")
-        assert printed.startswith(above)
-        assert printed.endswith(f"\n{below}\n")
-    elif fault == "mismatch":  # a third rank that was late leaves no majority, and no name
-        assert "float32[1001]" in printed
-    else:
-        assert printed.endswith("\nLook at rank 1 first.\n")
+    assert named in printed
 
 
 def test_lines_that_find_the_rank_quotes_are_those_of_the_example() -> None:

@@ -2,25 +2,21 @@
 
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from launcher import Launcher
 
 from fastcoll import _checks, info
 
 
 @pytest.fixture(scope="module")
-def report() -> dict:
-    process = subprocess.run(
-        [sys.executable, "-m", "fastcoll.info", "--json"],
-        env={**os.environ, "FASTCOLL_SPIN_US": "never", "FASTCOLL_DEBG": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert process.returncode in (0, 1), process.stderr
+def report(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    text = "import sys; from fastcoll import info; sys.exit(info.main(['--json']))"
+    folder = tmp_path_factory.mktemp("info")
+    process = launcher.program(text, folder, FASTCOLL_SPIN_US="never", FASTCOLL_DEBG="1")
+    assert process.status in (0, 1), process.stderr
     return json.loads(process.stdout)
 
 

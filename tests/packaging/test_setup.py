@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launcher import Launcher
 from packaging.specifiers import SpecifierSet
 
 from fastcoll import _built_for
@@ -76,9 +77,19 @@ def test_package_and_build_agree_on_the_supported_releases(monkeypatch: pytest.M
     assert minors == list(supported.MINORS)
 
 
-def test_packages_land_below_fastcoll(tmp_path: Path) -> None:
-    run_setup("--quiet", "build_py", "--build-lib", str(tmp_path))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["fastcoll"]
+def test_packages_land_below_fastcoll(launcher: Launcher, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    arguments = ["setup.py", "--quiet", "build_py", "--build-lib", str(library)]
+    text = f"""if True:
+        import os, runpy, sys
+        os.chdir({str(ROOT)!r})
+        sys.path.insert(0, {str(ROOT)!r})
+        sys.argv = {arguments}
+        runpy.run_path("setup.py", run_name="__main__")
+    """
+    process = launcher.program(text, tmp_path)
+    assert process.status == 0, process.stderr
+    assert [entry.name for entry in library.iterdir()] == ["fastcoll"]
     for name in (
         "py.typed",
         "_C.pyi",
@@ -92,7 +103,7 @@ def test_packages_land_below_fastcoll(tmp_path: Path) -> None:
         "examples/two_hosts/compose.yaml",
         "examples/container/Dockerfile",
     ):
-        assert (tmp_path / "fastcoll" / name).exists(), name
+        assert (library / "fastcoll" / name).exists(), name
 
 
 @pytest.mark.full

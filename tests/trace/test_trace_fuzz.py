@@ -17,7 +17,8 @@ from test_trace_reading import entry, raw
 
 from fastcoll.trace.__main__ import main
 
-SETTINGS = settings(max_examples=3 * settings.default.max_examples // 2, deadline=bound(2000))
+EXAMPLES = 50 if settings.default.derandomize else 200
+SETTINGS = settings(max_examples=EXAMPLES, deadline=bound(2000))
 
 
 def good() -> dict[str, Any]:
@@ -113,7 +114,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(SETTINGS, max_examples=4 * settings.default.max_examples)
+@settings(SETTINGS, max_examples=3 * EXAMPLES)
 @given(st.data())
 def test_any_value_in_any_place(data: st.DataObject) -> None:
     raw = good()
