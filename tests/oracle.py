@@ -97,6 +97,8 @@ def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
     first = tensors[0]
     if not (first.is_floating_point() or first.is_complex()):
         return _reduced_integers(tensors, op)
+    if first.is_complex() and op != "PRODUCT":
+        return torch.view_as_complex(reduced([torch.view_as_real(t) for t in tensors], op))
     wide = torch.float if first.dtype in (torch.half, torch.bfloat16) else first.dtype
     inputs = [t.to(wide) * FACTOR if op == "PREMUL_SUM" else t.to(wide) for t in tensors]
     combine = {"PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}.get(op, torch.add)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, TORCH, backend_of, beyond_gloo, since
+from backend import TORCH, backend_of, beyond_gloo, since
 from on_ranks import on_ranks
 from oracle import assert_alike, assert_same
 from own_threads import thread_names
@@ -105,14 +105,6 @@ def test_destroyed_one_by_one():
     sum_over(dist.group.WORLD, everyone)
 
 
-@on_ranks(2, fresh=True)
-def test_destroyed_with_work_in_flight():
-    works = [dist.all_reduce(torch.ones(10_000), async_op=True) for _ in range(5)]
-    for work in works:
-        work.wait()
-    dist.destroy_process_group()
-
-
 @beyond_gloo("its device types are others")
 @on_ranks(4, fresh=True)
 def test_merged():
@@ -176,26 +168,6 @@ def test_set_timeout():
         say("done")
     else:
         await_word("done")
-
-
-@on_ranks(2, fresh=True)
-def test_names():
-    everyone = list(range(dist.get_world_size()))
-    group = dist.new_group(everyone, group_desc="the described")
-    assert dist.get_backend() == dist.get_backend(group) == BACKEND
-    assert backend_of().name() == backend_of(group).name() == BACKEND
-    assert group.group_desc == "the described"
-    assert backend_of(group).rank() == dist.get_rank() and backend_of(group).size() == len(everyone)
-
-
-@beyond_gloo("its options do not copy")
-@on_ranks(2, fresh=True)
-def test_options():
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=17))
-    assert backend_of(group).options._timeout == timedelta(seconds=17)
-    copied = copy.deepcopy(backend_of(group).options)
-    assert copied._timeout == timedelta(seconds=17)
-    sum_over(group, [0, 1])
 
 
 @pytest.mark.skipif(

@@ -50,16 +50,6 @@ def test_first_generation(strategy, dtype):
         assert_like(model, alone, TOLERANCE[dtype])
 
 
-@on_ranks(3)
-def test_first_generation_clips_by_the_norm_of_all():
-    model = FullyShardedDataParallel(network(torch.float), device_id=torch.device("cpu"))
-    loss_of(model, dist.get_rank(), 0).backward()
-    norm = model.clip_grad_norm_(0.1)
-    alone = backward_alone(network(torch.float), dist.get_world_size())
-    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
-    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=1e-6)
-
-
 def mesh_of(*shape):
     """Of all ranks, or of replicas and shards."""
     if not shape:
@@ -100,13 +90,3 @@ def test_second_generation_divide_factor():
             module.set_gradient_divide_factor(1.5)
     loss_of(model, dist.get_rank(), 0).backward()
     assert_gradients(model, backward_alone(network(torch.float), 3), factor=3 / 1.5)
-
-
-@on_ranks(2, fresh=True)
-def test_second_generation_accumulates():
-    model = sharded(network(), mesh=mesh_of())
-    model.set_requires_gradient_sync(False)
-    loss_of(model, dist.get_rank(), 0).backward()
-    model.set_requires_gradient_sync(True)
-    loss_of(model, dist.get_rank(), 1).backward()
-    assert_gradients(model, backward_alone(network(), 2, steps=(0, 1)), rtol=1e-10, atol=1e-10)

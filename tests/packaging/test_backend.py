@@ -1,106 +1,48 @@
-"""What torch hands over reaches the compiled backend, here played by a recording one."""
+"""What torch hands over reaches the compiled backend."""
 
-import copy
-import sys
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from backend import backend_of, beyond_gloo
+from on_ranks import on_ranks
 
 import fastcoll
 
-DEFAULT = dist.distributed_c10d.default_pg_timeout
+SECONDS = {None: dist.distributed_c10d.default_pg_timeout}
 
 
-class Tuning:
-    one_shot_bytes = segment_bytes = long_segment_bytes = long_bytes = 0
-    streaming_bytes = direct_bytes = direct_all_reduce_bytes = link_bytes = 0
+def made_with(timeout, options):
+    """Returns the timeout of a group's backend."""
+    group = dist.new_group([1, 2], timeout=timeout, pg_options=options)
+    if dist.get_rank() == 0:
+        return None
+    made = backend_of(group).options
+    assert (made.group_name, made.global_ranks_in_group) == (group.group_name, [1, 2])
+    assert made.tuning is not None
+    assert (group.rank(), group.size()) == (dist.get_rank() - 1, 2)
+    return made._timeout
 
 
-class Options:
-    def __init__(self) -> None:
-        self.timeout = DEFAULT
-        self.transport = "auto"
-        self.tuning: Tuning | None = None
-        self.group_name = ""
-        self.global_ranks_in_group: list[int] = []
+@beyond_gloo("has other options")
+@pytest.mark.parametrize(
+    ("torchs", "options", "expected"),
+    [(7, None, 7), (7, 5, 7), (None, 5, 5), (None, None, None)],
+)
+@on_ranks(3, fresh=True)
+def test_name_ranks_and_timeout(torchs, options, expected):
+    """The timeout of the options counts if torch was given none; the options are not modified."""
+    seconds = {n: timedelta(seconds=n) for n in (5, 7)} | SECONDS
+    given = None if options is None else fastcoll.Options(timeout=seconds[options])
+    found = made_with(seconds[torchs] if torchs else None, given)
+    assert found in (None, seconds[expected])
+    if given is not None:
+        assert (given._timeout, given.group_name, given.tuning) == (seconds[options], "", None)
 
 
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch):
-    """fastcoll._backend above a compiled module that records."""
-    compiled = SimpleNamespace(
-        Options=Options,
-        Tuning=Tuning,
-        ProcessGroupFastcoll=lambda *arguments: arguments,
-        set_gloo_factory=lambda factory: setattr(compiled, "factory", factory),
-        set_device_factory=lambda factory: setattr(compiled, "device_factory", factory),
-    )
-    load = SimpleNamespace(C=compiled)
-    monkeypatch.setitem(sys.modules, "fastcoll._load", load)
-    monkeypatch.setattr(fastcoll, "_load", load, raising=False)
-    for name in ("_backend", "tuning"):
-        monkeypatch.delitem(sys.modules, f"fastcoll.{name}", raising=False)
-        monkeypatch.delattr(fastcoll, name, raising=False)
-    import fastcoll._backend as backend
+def test_a_torch_without_gloo_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastcoll import _backend
 
-    yield backend
-    for name in ("_backend", "tuning"):
-        sys.modules.pop(f"fastcoll.{name}", None)
-        delattr(fastcoll, name)
-
-
-def handed_over(timeout: timedelta = DEFAULT) -> SimpleNamespace:
-    return SimpleNamespace(
-        store="store",
-        group_rank=1,
-        group_size=2,
-        timeout=timeout,
-        group_id="g",
-        global_ranks_in_group=[3, 5],
-    )
-
-
-def test_all_of_it_arrives(backend) -> None:
-    store, rank, size, options = backend.create(handed_over(timedelta(seconds=7)), None)
-    assert (store, rank, size) == ("store", 1, 2)
-    assert options.timeout == timedelta(seconds=7)
-    assert (options.group_name, options.global_ranks_in_group) == ("g", [3, 5])
-    assert isinstance(options.tuning, Tuning)
-
-
-def test_the_callers_options_are_kept_and_not_modified(backend) -> None:
-    mine = Options()
-    mine.transport = "gloo"
-    before = copy.deepcopy(vars(mine))
-    options = backend.create(handed_over(timedelta(seconds=7)), mine)[3]
-    assert (options.transport, options.timeout) == ("gloo", timedelta(seconds=7))
-    assert vars(mine) == before
-
-
-def test_the_options_timeout_counts_where_torch_was_given_none(backend) -> None:
-    mine = Options()
-    mine.timeout = timedelta(seconds=5)
-    assert backend.create(handed_over(), mine)[3].timeout == timedelta(seconds=5)
-
-
-def test_options_of_another_backend_are_refused(backend) -> None:
-    with pytest.raises(
-        TypeError, match=r"expected pg_options of type fastcoll\.Options.*got .*Pass"
-    ):
-        backend.create(handed_over(), dist.ProcessGroupGloo._Options())
-
-
-def test_the_gloo_factory_makes_a_working_group(backend) -> None:
-    from fastcoll import _load
-
-    gloo = _load.C.factory()(dist.HashStore(), 0, 1, timedelta(seconds=5))
-    assert isinstance(gloo, dist.ProcessGroupGloo)
-    assert (gloo.rank(), gloo.size()) == (0, 1)
-
-
-def test_a_torch_without_gloo_is_named(backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     with pytest.raises(RuntimeError, match="cannot share memory and this torch has no Gloo"):
-        backend.create_gloo()
+        _backend.create_gloo()
