@@ -42,7 +42,6 @@ __all__ = [
     "STACKING",
     "Case",
     "Runner",
-    "answers",
     "collectives",
     "nccl_pairs",
     "operations",
@@ -150,11 +149,6 @@ def run(case: Case) -> bytes:
 def run_all(cases: Iterable[Case]) -> None:
     for case in cases:
         run(case)
-
-
-def answers(cases: Iterable[Case]) -> dict[str, bytes]:
-    """Return the bits of each case's outputs."""
-    return {str(case): run(case) for case in cases}
 
 
 class Runner:

@@ -104,7 +104,8 @@ def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
     combine = {"PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}.get(op, torch.add)
     total = folded(inputs, combine)
     if op == "AVG":
-        total = total / len(inputs)
+        parts = torch.view_as_real(total) if total.is_complex() else total
+        parts /= len(inputs)
     return total.to(first.dtype, copy=True)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single, shared_bytes
 from collective_cases import Case, Runner
+from on_ranks import on_ranks
 from oracle import (
     FLOATS,
     INTEGERS,
@@ -88,10 +89,13 @@ def checked(call, shared, dtype):
     return runner.given[0][0] if runner.given else runner.outputs[0]
 
 
-def direct(call, dtype):
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16], ids=["float", "bfloat16"])
+@each_call
+@on_ranks(2, 3, fresh=True)
+def test_read_where_it_is(call, dtype):
     dist.barrier()
     before = shared_bytes()
-    for _ in range(4):
+    for _ in range(3):
         tensor = checked(call, True, dtype)
         held = tensor.untyped_storage().nbytes()
         assert shared_bytes() <= before + held + (1 << 16), "the ring was reserved"
@@ -99,31 +103,21 @@ def direct(call, dtype):
         del tensor
 
 
-def mixed(call, dtype):
-    """One rank's message is elsewhere: then all go through the ring."""
+@each_call
+@on_ranks(2, 3, fresh=True)
+def test_one_message_elsewhere(call):
+    """Then all go through the ring."""
     root = 1  # whose memory decides alone in a broadcast
     dist.barrier()
     before = shared_bytes()
     broadcast = getattr(call, "collective", "") == "broadcast"
-    for _ in range(3):
-        checked(call, here().rank != root, dtype)
+    for _ in range(2):
+        checked(call, here().rank != root, torch.float)
     assert shared_bytes() >= before + (RING if not broadcast or here().rank == root else 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16], ids=["float", "bfloat16"])
-@pytest.mark.parametrize("size", [2, 3])
-@each_call
-def test_read_where_it_is(world, call, size, dtype):
-    world(size).run(direct, call, dtype, fresh=True)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@each_call
-def test_one_message_elsewhere(world, call, size):
-    world(size).run(mixed, call, torch.float, fresh=True)
-
-
-def same_bits_as_through_the_ring():
+@on_ranks(3)
+def test_same_bits_as_through_the_ring():
     inputs = [sample(rank, (COUNT,), torch.float) for rank in range(here().size)]
     results = []
     for shared in (True, False):
@@ -133,7 +127,8 @@ def same_bits_as_through_the_ring():
     assert_same(*results)
 
 
-def sizes_around_the_limit():
+@on_ranks(2, 3)
+def test_sizes_around_the_limit():
     """Messages too small for it, on the way from one path to the other."""
     for count in (1, 8191, 8192, 8193, (1 << 20) - 1, 1 << 20, (1 << 20) + 1):
         inputs = [sample(rank, (count,), torch.float) for rank in range(here().size)]
@@ -142,7 +137,8 @@ def sizes_around_the_limit():
         assert_reduced(tensor, inputs, "SUM")
 
 
-def reductions_in_place():
+@on_ranks(2, pytest.param(5, marks=pytest.mark.full))
+def test_reductions_in_place():
     """Pieces of all lengths, of which the last ranks' are short or empty."""
     table = type(tuning.load().table)()
     table.one_shot_bytes = table.direct_all_reduce_bytes = 0
@@ -159,7 +155,8 @@ def reductions_in_place():
     dist.destroy_process_group(group)
 
 
-def parts_of_a_tensor():
+@on_ranks(2, 3, 4)
+def test_parts_of_a_tensor():
     """Pieces that begin within a cache line, next to bytes that are none of the message."""
     for dtype in (torch.uint8, torch.bfloat16, torch.float):
         for count in (40_003, 300_001):
@@ -169,17 +166,3 @@ def parts_of_a_tensor():
             assert_reduced(there[3:-4], [one[3:-4] for one in inputs], "SUM")
             assert_same(there[:3], inputs[here().rank][:3])
             assert_same(there[-4:], inputs[here().rank][-4:])
-
-
-@pytest.mark.parametrize(
-    "job, size",
-    [
-        (same_bits_as_through_the_ring, 3),
-        *((sizes_around_the_limit, size) for size in (2, 3)),
-        (reductions_in_place, 2),
-        pytest.param(reductions_in_place, 5, marks=pytest.mark.full),
-        *((parts_of_a_tensor, size) for size in (2, 3, 4)),
-    ],
-)
-def test_all_reduce(world, job, size):
-    world(size).run(job)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import training
 from backend import beyond_gloo, shared_bytes
+from on_ranks import on_ranks
 from oracle import assert_same
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -38,7 +39,8 @@ def begin() -> dist.ProcessGroup:
     return dist.new_group(pg_options=fastcoll.Options(shared_tensors=True))
 
 
-def tensors_are_shared_only_when_asked():
+@on_ranks(2, world="own_worlds")
+def test_tensors_are_shared_only_when_asked():
     assert not shared(torch.ones(MANY))
     begin()
     made = {
@@ -55,31 +57,31 @@ def tensors_are_shared_only_when_asked():
     assert_same(made["result"], torch.full((MANY,), 2.0))
 
 
-def by_variable(value: str, option: bool):
+@pytest.mark.parametrize(("value", "option", "expected"), [("1", False, True), ("0", True, False)])
+@on_ranks(2, world="own_worlds")
+def test_the_variable_wins_over_the_option(value, option, expected):
     os.environ["FASTCOLL_SHARED_TENSORS"] = value
     dist.new_group(pg_options=fastcoll.Options(shared_tensors=option))
-    return shared(torch.ones(MANY))
+    assert shared(torch.ones(MANY)) == expected
 
 
-@pytest.mark.parametrize(("value", "option", "expected"), [("1", False, True), ("0", True, False)])
-def test_the_variable_wins_over_the_option(own_worlds, value, option, expected):
-    assert own_worlds(2).run(by_variable, value, option) == [expected] * 2
-
-
-def a_wrong_value_is_refused():
+@on_ranks(2, world="own_worlds")
+def test_a_wrong_value_is_refused():
     os.environ["FASTCOLL_SHARED_TENSORS"] = "yes"
     with pytest.raises(ValueError, match="FASTCOLL_SHARED_TENSORS=yes: expected an integer from 0"):
         dist.new_group()
 
 
-def nothing_is_shared_with_nobody():
+@on_ranks(1, world="own_worlds")
+def test_nothing_is_shared_with_nobody():
     """No peer can read what one rank alone, or a group over Gloo, has."""
     dist.new_group([here().rank], pg_options=fastcoll.Options(shared_tensors=True))
     dist.new_group(pg_options=fastcoll.Options(shared_tensors=True, transport="gloo"))
     assert not shared(torch.ones(MANY))
 
 
-def freed_blocks_are_used_again_and_bounded():
+@on_ranks(2, world="own_worlds")
+def test_freed_blocks_are_used_again_and_bounded():
     begin()
     tensor = torch.ones(1_000_000)
     at = tensor.data_ptr()
@@ -87,20 +89,21 @@ def freed_blocks_are_used_again_and_bounded():
     assert torch.ones(999_990).data_ptr() == at  # pages that are in use already
     assert torch.ones(700_000).data_ptr() != at  # too much of them would lie idle
     most = 0
-    for size in range(1, 100):  # no two alike: none serves the next
-        tensor = torch.ones(200_000 + 40_000 * size)
+    for size in range(1, 40):  # no two alike: none serves the next
+        tensor = torch.empty(200_000 + 100_000 * size)
         most = max(most, tensor.nbytes)
         assert shared(tensor)
         del tensor
     assert shared_bytes() < 1.25 * most + (64 << 20) + (8 << 20)
-    kept = [torch.ones(1_000_000) for _ in range(64)]
-    assert len({tensor.data_ptr() for tensor in kept}) == 64
+    kept = [torch.ones(1_000_000) for _ in range(16)]
+    assert len({tensor.data_ptr() for tensor in kept}) == 16
     for number, tensor in enumerate(kept):
         tensor.fill_(number)
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
 
 
-def lives_on():
+@on_ranks(3, world="own_worlds", fresh=True)
+def test_tensors_outlive_all_groups():
     everyone = begin()
     tensor = torch.ones(MANY)
     dist.all_reduce(tensor, group=everyone)
@@ -110,14 +113,11 @@ def lives_on():
     assert not fastcoll.info.groups()
     assert_same(tensor, torch.full((MANY,), float(here().size)))
     assert_same(torch.ones(MANY) + tensor, torch.full((MANY,), here().size + 1.0))
-    return tensor
+    return tensor  # which lives on when the call has ended
 
 
-def test_tensors_outlive_all_groups(own_worlds):
-    own_worlds(3).run(lives_on, fresh=True)
-
-
-def a_forked_child_and_its_parent_change_nothing_of_each_others():
+@on_ranks(2, world="own_worlds")
+def test_a_forked_child_and_its_parent_change_nothing_of_each_others():
     """A child and its parent write, make and free tensors side by side."""
     begin()
     tensor, given = torch.full((MANY,), 3.0), torch.full((MANY,), 5.0)
@@ -153,7 +153,9 @@ def a_forked_child_and_its_parent_change_nothing_of_each_others():
         os.close(end)
 
 
-def forks_come_and_go():
+@pytest.mark.full
+@on_ranks(2, world="own_worlds")
+def test_forks_come_and_go():
     begin()
     tensors = [torch.ones(MANY) for _ in range(4)]
     before = len(os.listdir("/proc/self/fd"))
@@ -167,7 +169,9 @@ def forks_come_and_go():
     assert shared_bytes() < 30 * tensors[0].nbytes + (4 << 20)
 
 
-def loads_data_with_workers():
+@pytest.mark.full
+@on_ranks(2, world="own_worlds")
+def test_loads_data_with_workers():
     begin()
     rows = torch.arange(40.0 * LEAST).view(40, LEAST)
     loader = DataLoader(TensorDataset(rows), batch_size=4, num_workers=2)
@@ -175,7 +179,8 @@ def loads_data_with_workers():
     assert_same(found, rows)
 
 
-def storages_are_resized_saved_and_moved():
+@on_ranks(2, world="own_worlds")
+def test_storages_are_resized_saved_and_moved():
     begin()
     tensor = torch.arange(float(MANY))
     storage = tensor.untyped_storage()
@@ -257,20 +262,3 @@ def test_training_has_the_same_bits(own_worlds, job, arguments):
     for rank, tensors in enumerate(world.run(job, True, *arguments)):
         for one, other in zip(tensors, private[rank], strict=True):
             assert_same(one, other)
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (tensors_are_shared_only_when_asked, 2),
-        (a_wrong_value_is_refused, 2),
-        (nothing_is_shared_with_nobody, 1),
-        (freed_blocks_are_used_again_and_bounded, 2),
-        (a_forked_child_and_its_parent_change_nothing_of_each_others, 2),
-        (storages_are_resized_saved_and_moved, 2),
-        pytest.param(forks_come_and_go, 2, marks=pytest.mark.full),
-        pytest.param(loads_data_with_workers, 2, marks=pytest.mark.full),
-    ],
-)
-def test_between_ranks(own_worlds, job, size):
-    own_worlds(size).run(job)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from backend import beyond_gloo, shared_bytes
 from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
+from on_ranks import on_ranks
 from oracle import assert_same
 from world import here
 
@@ -30,31 +31,26 @@ def backend():
 # --- world sizes ---------------------------------------------------------------------------------
 
 
-def every_collective():
+@on_ranks(
+    pytest.param(16, marks=plays(42)),
+    pytest.param(64, marks=[pytest.mark.full, pytest.mark.timeout(300)]),
+    world="own_worlds",
+    deadline=280,
+)
+def test_many_ranks():
     run_all(
         Case(name, shape=(count,), root=-1)
         for name in [*REDUCING, *MOVING]
-        for count in (1, 100, 40_000)
+        for count in (1, 100, 12_000)
     )
-    return backend().transport()
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        pytest.param(16, marks=plays(42)),
-        pytest.param(64, marks=[pytest.mark.full, pytest.mark.timeout(300)]),
-    ],
-)
-def test_many_ranks(own_worlds, size):
-    answers = own_worlds(size).run(every_collective, deadline=100 if size <= 16 else 280)
-    assert answers == ["shm"] * size
+    assert backend().transport() == "shm"
 
 
 # --- tensors in shared memory --------------------------------------------------------------------
 
 
-def allocated():
+@on_ranks(2, fresh=True)
+def test_allocated():
     mine, size = here().rank, here().size
     cpu = torch.device("cpu")
     dist.barrier()
@@ -89,7 +85,8 @@ def allocated():
         backend().allocate_tensor(-1, dtype=torch.float32, device=cpu)
 
 
-def shapes_and_types():
+@on_ranks(1, fresh=True)
+def test_shapes_and_types():
     shared = backend().is_shared
     for size in [((),), (0,), (5,), (3, 0, 2), (4, 5, 6), ([2, 3],), (torch.Size([7]),)]:
         tensor = fastcoll.empty_shared(*size)
@@ -101,7 +98,8 @@ def shapes_and_types():
     assert not shared(torch.empty(11))
 
 
-def used_by_every_group_and_outlives_all():
+@on_ranks(3, fresh=True)
+def test_used_by_every_group_and_outlives_all():
     everyone = list(range(dist.get_world_size()))
     group = dist.new_group(everyone)
     tensor = fastcoll.empty_shared(100, 200, group=group).fill_(1.0)
@@ -113,7 +111,8 @@ def used_by_every_group_and_outlives_all():
     assert_same(tensor + 1, torch.full((100, 200), float(len(everyone)) ** 2 + 1))
 
 
-def released():
+@on_ranks(1, fresh=True)
+def test_released():
     dist.barrier()
     before = held()[2]
     tensor = fastcoll.empty_shared(1 << 21).fill_(1.0)
@@ -122,7 +121,8 @@ def released():
     assert held()[2] <= before + (1 << 20)
 
 
-def refusals():
+@on_ranks(2, fresh=True)
+def test_refusals():
     with pytest.raises(ValueError, match=r"sizes of at least 0, got \(3, -1\)"):
         fastcoll.empty_shared(3, -1)
     with pytest.raises(TypeError):
@@ -132,20 +132,6 @@ def refusals():
     with pytest.raises(ValueError, match=f"got group '{other.group_name}'"):
         fastcoll.empty_shared(3, group=other)
     dist.destroy_process_group(other)
-
-
-@pytest.mark.parametrize(
-    "job, size",
-    [
-        (allocated, 2),
-        (shapes_and_types, 1),
-        (used_by_every_group_and_outlives_all, 3),
-        (released, 1),
-        (refusals, 2),
-    ],
-)
-def test_tensors_in_shared_memory(world, job, size):
-    world(size).run(job, fresh=True)
 
 
 def test_without_a_group():
@@ -163,7 +149,9 @@ def held() -> tuple[int, int, int]:
     return shared_bytes(), len(os.listdir("/proc/self/fd")), mapped
 
 
-def groups_come_and_go(rounds):
+@pytest.mark.full  # waits for the retirement
+@on_ranks(2, fresh=True)
+def test_groups_that_come_and_go_take_nothing_with_them():
     everyone = list(range(here().size))
 
     def use(count):
@@ -184,27 +172,24 @@ def groups_come_and_go(rounds):
     gc.collect()
     dist.barrier()
     before = held()
-    for _ in range(rounds):
+    for _ in range(40):
         use(300_000)
     time.sleep(RETIREMENT)  # what a peer may still look at is given back some time later
     use(300_000)
     gc.collect()
     dist.barrier()
-    return before, held()
+    after = held()
+    assert after[0] <= before[0] + (1 << 20), (before, after)
+    assert after[1] <= before[1], (before, after)
+    assert after[2] <= before[2] + (8 << 20), (before, after)
 
 
-@pytest.mark.full  # waits for the retirement
-def test_groups_that_come_and_go_take_nothing_with_them(world):
-    for before, after in world(2).run(groups_come_and_go, 40, fresh=True):
-        assert after[0] <= before[0] + (1 << 20), (before, after)
-        assert after[1] <= before[1], (before, after)
-        assert after[2] <= before[2] + (8 << 20), (before, after)
-
-
-def sends_and_leaves(rounds, count):
-    """A send that is done has given its message away: the sender may leave, the receiver be slow."""
+@pytest.mark.parametrize("count", [10, 300_000], ids=["small", "large"])
+@on_ranks(2, fresh=True)
+def test_sender_may_leave_when_its_send_is_done(count):
+    """It has given its message away; the receiver may be slow."""
     everyone = list(range(here().size))
-    for i in range(rounds):
+    for i in range(40):
         group = dist.new_group(everyone, timeout=timedelta(seconds=10))
         dist.barrier(group=group)
         if here().rank == 1:
@@ -216,23 +201,14 @@ def sends_and_leaves(rounds, count):
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("count", [10, 300_000], ids=["small", "large"])
-def test_sender_may_leave_when_its_send_is_done(world, count):
-    world(2).run(sends_and_leaves, 60, count, fresh=True)
-
-
-def bounded():
-    """The group's own memory does not depend on the size of what goes through it."""
+@on_ranks(2, world="own_worlds")
+def test_memory_of_a_group_is_bounded():
+    """It does not depend on the size of what goes through it. Counted is the memory of all groups of a process."""
     sizes = []
-    for count in (10, 1 << 16, 1 << 24):
+    for count in (10, 1 << 16, 1 << 22):
         tensor = torch.ones(count)
         dist.all_reduce(tensor)
         sizes.append(shared_bytes())
-    return sizes
-
-
-def test_memory_of_a_group_is_bounded(own_worlds):
-    # Processes of their own: what is counted is the memory of all groups of a process.
-    for small, middle, large in own_worlds(2).run(bounded):
-        assert small < 1 << 20, small
-        assert middle == large < 16 << 20, (middle, large)
+    small, middle, large = sizes
+    assert small < 1 << 20, small
+    assert middle == large < 16 << 20, (middle, large)

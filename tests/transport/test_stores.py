@@ -18,7 +18,8 @@ import fastcoll.info
 
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 
-COUNT = 1_100_003  # elements of each rank; of either type more bytes than the ring has
+COUNT = 150_003  # elements of each rank; of either type more bytes than the ring has
+RING = 256 << 10
 
 
 TABLE = [
@@ -82,10 +83,8 @@ def used() -> str:
 def with_stores(stores, call, dtype):
     """`stores`: of each rank, which need not agree."""
     os.environ["FASTCOLL_STORES"] = stores[here().rank % len(stores)]
-    try:
-        init_group(seconds=60)
-    finally:
-        del os.environ["FASTCOLL_STORES"]
+    os.environ["FASTCOLL_RING_BYTES"] = str(RING)
+    init_group(seconds=60)
     dist.all_reduce(torch.ones(COUNT))
     now = used()
     call(dtype)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, shared_bytes
+from on_ranks import on_ranks
 from oracle import assert_same
 from world import here
 
@@ -89,7 +90,8 @@ def fail_alone():
     return tensor, bystander
 
 
-def used_again():
+@on_ranks(2, fresh=True)
+def test_a_late_write_reaches_no_tensor_that_is_used_again():
     tensor, bystander = fail_alone()
     # Still a tensor like any other: through the ring now, on all ranks.
     for shared in (tensor, bystander):
@@ -102,7 +104,8 @@ def used_again():
     assert shared_bytes() <= before - BYTES
 
 
-def never_handed_out_again():
+@on_ranks(2, fresh=True)
+def test_memory_of_a_late_write_is_never_handed_out_again():
     tensor, _ = fail_alone()
     at = tensor.data_ptr()
     del tensor
@@ -113,8 +116,3 @@ def never_handed_out_again():
         dist.all_reduce(other)
     for number, other in enumerate(others):
         assert_same(other, torch.full((COUNT,), 2.0 * number))
-
-
-@pytest.mark.parametrize("job", [used_again, never_handed_out_again])
-def test_a_late_write_does_not_reach_the_caller(world, job):
-    world(2).run(job, fresh=True)
