@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from fault_job import Jobs
-from launcher import Launcher
+from launcher import TORCH, Launcher
+
+OF_RANKS = ("fastcoll._backend", "fastcoll.trace", "fault_rank", "in_call", "in_time", "machine")
+"""What each rank of a job would import: of 80 ms of processor time that a rank takes, 35."""
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """The process that forks the ranks of jobs. It has no more loaded than they need, for a fork copies its pages."""
+    launcher = Launcher(preload=[*TORCH, *OF_RANKS])
+    yield launcher.wait()
+    launcher.close()
 
 
 @pytest.fixture(scope="session")
