@@ -12,7 +12,7 @@ import pickle
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,7 +53,7 @@ class Job:
         arguments: tuple[Any, ...],
         ranks: Iterable[int],
         environment: dict[str, str],
-        real_exit: bool,
+        real_exits: Collection[int],
         hosts: Sequence[str] = (),
         **common: Any,
     ) -> None:
@@ -77,7 +77,7 @@ class Job:
                     log=log,
                     channel=theirs,
                     environment={**host, **environment},
-                    real_exit=real_exit,
+                    real_exit=rank in real_exits,
                 )
             # Two processes may be given one rank; they are told apart by their place in the list.
             key = rank if rank not in self._processes else index
@@ -226,7 +226,7 @@ class Jobs:
         hosts: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         prefix: str | None = None,
-        real_exit: bool = False,
+        real_exits: Collection[int] = (),
     ) -> Job:
         """Start ``function(rank, *arguments)`` on the ranks, by default all.
 
@@ -239,7 +239,8 @@ class Jobs:
                 one, and so on.
             environment: variables that are set before all else.
             prefix: that of an earlier job, to meet what it left in the store.
-            real_exit: whether the ranks end as a Python program does; see ``Launcher.start``.
+            real_exits: ranks that end as a Python program does, which takes half a second of processor time; see
+                ``Launcher.start``.
         """
         folder = self._folder / f"job{len(self._jobs)}"
         folder.mkdir()
@@ -252,7 +253,7 @@ class Jobs:
             range(size) if ranks is None else ranks,
             environment=environment or {},
             hosts=hosts,
-            real_exit=real_exit,
+            real_exits=real_exits,
             size=size,
             prefix=f"{folder}/" if prefix is None else prefix,
             store=("127.0.0.1", self.store.port),

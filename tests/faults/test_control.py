@@ -13,7 +13,7 @@ from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
 from in_time import assert_raised, in_time
-from over_hosts import apart
+from over_hosts import APART, apart
 from rank_calls import WRONG
 from suite_rules import bound
 
@@ -157,20 +157,21 @@ def interrupted(rank: Rank, call):
 
 
 @pytest.mark.parametrize(
-    "call",
+    "pretended_hosts, call",
     [
-        pytest.param(call_all_reduce, marks=plays(15)),
-        call_wait,
-        pytest.param(call_wait_large, marks=pytest.mark.full),
-        call_recv,
-        pytest.param(call_send, marks=pytest.mark.full),
-        pytest.param(call_first, marks=pytest.mark.full),
+        *[pytest.param(hosts, call_all_reduce, marks=plays(15)) for hosts in (1, APART)],
+        *[(1, call_wait), (1, call_recv)],
+        *[
+            pytest.param(hosts, call, marks=pytest.mark.full)
+            for hosts in (1, APART)
+            for call in (call_wait_large, call_send, call_first)
+        ],
+        *[pytest.param(APART, call, marks=pytest.mark.full) for call in (call_wait, call_recv)],
     ],
 )
-@apart
 def test_ctrl_c(jobs, call):
     """Target: 0.1 s to KeyboardInterrupt, then 2 s to the end of the program."""
-    job = jobs(2, interrupted, call, real_exit=True)
+    job = jobs(2, interrupted, call, real_exits=[0])
     job.hear_all()
     when = job.signal(0, signal.SIGINT)
     fault = job.hear(0)
@@ -250,7 +251,7 @@ def exits_with_pending(rank: Rank, kind):
 @apart
 def test_exit_with_pending_work(jobs, kind):
     """Target: 2 s from the end of the program to that of the process; torch takes half of one."""
-    job = jobs(2, exits_with_pending, kind, real_exit=True)
+    job = jobs(2, exits_with_pending, kind, real_exits=[0])
     job.hear_all()
     returned = job.hear(0)
     assert job.end(0) == 0
@@ -271,7 +272,7 @@ def exits_idle(rank: Rank):
 
 @apart
 def test_exit_without_destroy(jobs):
-    job = jobs(3, exits_idle, real_exit=True)
+    job = jobs(2, exits_idle, real_exits=[0, 1])
     returned = max(job.hear_all().values())
     job.ended_well()
     assert time.monotonic() - returned < bound(2.0)
@@ -296,7 +297,7 @@ def exit_race(rank: Rank):
 @plays(47)
 @pytest.mark.parametrize("hosts", ["000", "0011"])
 def test_exit_race(jobs, hosts):
-    for found in jobs(len(hosts), exit_race, hosts=hosts, real_exit=True).hear_all().values():
+    for found in jobs(len(hosts), exit_race, hosts=hosts).hear_all().values():
         assert found == ([True] * 3, [])
 
 

@@ -36,7 +36,7 @@ ELSEWHERE = NOTICED + 0.5
 ENDED = 1.0
 """Seconds for destroy_process_group after a fault."""
 
-LARGE = 8 << 20  # elements: 32 MiB of float
+LARGE = 2 << 20  # elements: 8 MiB of float
 VICTIM = 1
 
 
@@ -100,7 +100,7 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
         ("0011", 2, all_reduce, [100_000]),
         ("0011", 3, all_reduce, [100_000]),
         # Within a long message, and among those that pass by the leaders.
-        ("01", 1, all_reduce, [20_000_000]),
+        ("01", 1, all_reduce, [4_000_000]),
         ("0011", 1, all_to_all, [300_000]),
         ("0011", 3, all_to_all, [300_000]),
     ],

@@ -62,7 +62,7 @@ def forks(rank: Rank, how: str):
     ],
 )
 def test_a_forked_child(jobs, how, said):
-    job = jobs(2, forks, how, real_exit=True)
+    job = jobs(2, forks, how, real_exits=[0])
     for found, code, left in job.hear_all(timeout=40).values():
         assert code == 0 and left == [], (found, code, left, job.logs())
         if said is not None:
@@ -91,13 +91,12 @@ def forks_with_its_own_group(rank: Rank):
         raise SystemExit(0 if tensor.tolist() == [3.0] * 4 else 3)
     code = psutil.Process(child).wait(8.0)
     check(rank)
-    return code
+    return code, rank.leave()
 
 
 def test_children_with_a_group_of_their_own(jobs):
-    job = jobs(2, forks_with_its_own_group, real_exit=True)
-    codes = job.hear_all(timeout=40)
-    assert codes == {0: 0, 1: 0}, job.logs()
+    job = jobs(2, forks_with_its_own_group)
+    assert job.hear_all(timeout=40) == {0: (0, []), 1: (0, [])}, job.logs()
 
 
 class Squares(torch.utils.data.Dataset):
@@ -122,11 +121,12 @@ def loads_data(rank: Rank):
             total += part
         sums.append(total.item())
     check(rank)
+    dist.destroy_process_group()
     return sums
 
 
 @plays(20)
 def test_data_loader_with_forked_workers(jobs):
-    job = jobs(2, loads_data, real_exit=True)
+    job = jobs(2, loads_data)
     expected = 2.0 * sum(i * i for i in range(40))
     assert job.hear_all(timeout=60) == dict.fromkeys(range(2), [expected] * 2)

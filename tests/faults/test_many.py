@@ -104,7 +104,7 @@ def many_groups(rank: Rank, count, use):
     [
         pytest.param("00", 300, True, set(), marks=plays(43)),
         pytest.param("01", 300, True, {"file socket x600"}, marks=[plays(43), pytest.mark.full]),
-        ("00", 1000, False, set()),
+        ("00", 300, False, set()),
     ],
 )
 def test_many_groups(jobs, hosts, count, use, held):

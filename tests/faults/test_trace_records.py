@@ -41,60 +41,50 @@ def calls_every_kind(rank: Rank, prefix: str):
     return names, dump
 
 
-@pytest.fixture(params=["shm", "gloo"])
-def healthy(request, jobs, tmp_path):
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_a_healthy_run(jobs, tmp_path, capsys, transport):
+    """Every kind of call is there with sizes and times; torch and we find no divergence."""
     folder = tmp_path / "dumps"
     folder.mkdir()
-    job = jobs(
-        3, calls_every_kind, f"{folder}/t_", environment={"FASTCOLL_TRANSPORT": request.param}
-    )
-    answers = job.hear_all()
-    return folder, answers
-
-
-def test_every_kind_of_call_is_there_with_sizes_and_times(healthy):
-    _, answers = healthy
-    for rank, (expected, dump) in answers.items():
-        collectives = [e for e in dump["entries"] if not e["is_p2p"]]
-        names = [record["fastcoll"]["name"] for record in collectives]
-        assert names[: len(expected)] == expected
-        numbered = [e for e in collectives if e["process_group"][0] == "0"]
-        assert [e["collective_seq_id"] for e in numbered] == list(range(1, len(numbered) + 1))
-        for entry in dump["entries"]:
-            assert entry["state"] == entry["fastcoll"]["state"] == "completed", entry
-            assert entry["retired"]
-            moments = [entry[f"time_{what}_ns"] for what in ("created", "discovered_started")]
-            moments.append(entry["time_discovered_completed_ns"])
-            assert moments == sorted(moments), entry
-            assert abs(moments[0] - time.time_ns()) < 60e9
-            assert 0 <= entry["duration_ms"] < 60e3
-        first = dump["entries"][0]
-        assert first["input_sizes"] == first["output_sizes"] == [[4, 2]]
-        assert first["input_dtypes"] == ["float32"]
-        assert first["fastcoll"]["op"] == "SUM"
-        assert first["process_group"] == ("0", "default_pg")
-        assert first["timeout_ms"] == 1000 * PATIENT
-        assert dump["fastcoll"]["rank"] == rank
-        ids = [entry["record_id"] for entry in dump["entries"]]
-        assert ids == sorted(set(ids))
-
-
-def test_torch_finds_no_divergence_in_a_healthy_run(healthy, tmp_path):
-    folder, answers = healthy
-    said, collectives = ask_torch(folder, tmp_path / "database")
-    assert said == []
-    # All were matched: collectives of three ranks, of two in the smaller group, and messages.
-    assert all(one.pass_check for one in collectives)
-    entries = sum(len(dump["entries"]) for _, dump in answers.values())
-    assert sum(len(one.expected_ranks) for one in collectives) == entries
-
-
-def test_we_find_none_either(healthy, capsys):
-    folder, _ = healthy
+    environment = {"FASTCOLL_TRANSPORT": transport}
+    dumps = jobs(3, calls_every_kind, f"{folder}/t_", environment=environment).hear_all()
+    for rank, (expected, dump) in dumps.items():
+        assert_whole(rank, expected, dump)
     assert main([f"{folder}/t_"]) == 0
     text = capsys.readouterr().out
     assert "No divergence: all ranks made the same calls, and no call failed." in text
     assert "messages between ranks: 8 sequences" in text
+    said, collectives = ask_torch(folder, tmp_path / "database")
+    assert said == []
+    # All were matched: collectives of three ranks, of two in the smaller group, and messages.
+    assert all(one.pass_check for one in collectives)
+    entries = sum(len(dump["entries"]) for _, dump in dumps.values())
+    assert sum(len(one.expected_ranks) for one in collectives) == entries
+
+
+def assert_whole(rank, expected, dump):
+    collectives = [e for e in dump["entries"] if not e["is_p2p"]]
+    names = [record["fastcoll"]["name"] for record in collectives]
+    assert names[: len(expected)] == expected
+    numbered = [e for e in collectives if e["process_group"][0] == "0"]
+    assert [e["collective_seq_id"] for e in numbered] == list(range(1, len(numbered) + 1))
+    for entry in dump["entries"]:
+        assert entry["state"] == entry["fastcoll"]["state"] == "completed", entry
+        assert entry["retired"]
+        moments = [entry[f"time_{what}_ns"] for what in ("created", "discovered_started")]
+        moments.append(entry["time_discovered_completed_ns"])
+        assert moments == sorted(moments), entry
+        assert abs(moments[0] - time.time_ns()) < 60e9
+        assert 0 <= entry["duration_ms"] < 60e3
+    first = dump["entries"][0]
+    assert first["input_sizes"] == first["output_sizes"] == [[4, 2]]
+    assert first["input_dtypes"] == ["float32"]
+    assert first["fastcoll"]["op"] == "SUM"
+    assert first["process_group"] == ("0", "default_pg")
+    assert first["timeout_ms"] == 1000 * PATIENT
+    assert dump["fastcoll"]["rank"] == rank
+    ids = [entry["record_id"] for entry in dump["entries"]]
+    assert ids == sorted(set(ids))
 
 
 def overfills(rank: Rank):
@@ -149,7 +139,7 @@ def calls_in_threads(rank: Rank):
     groups = [dist.new_group([0, 1]) for _ in range(4)]
 
     def call(group, count):
-        for _ in range(100):
+        for _ in range(40):
             dist.all_reduce(torch.ones(count), group=group)
 
     with ThreadPoolExecutor(4) as pool:
@@ -163,11 +153,11 @@ def calls_in_threads(rank: Rank):
 
 def test_threads_write_at_once(jobs):
     for records in jobs(2, calls_in_threads).hear_all().values():
-        assert len(records) == 400
+        assert len(records) == 160
         assert {record["state"] for record in records} == {"completed"}
         for group in {record["process_group"][0] for record in records}:
             mine = [r for r in records if r["process_group"][0] == group]
-            assert [r["collective_seq_id"] for r in mine] == list(range(1, 101))
+            assert [r["collective_seq_id"] for r in mine] == list(range(1, 41))
             assert len({str(r["input_sizes"]) for r in mine}) == 1
 
 

@@ -52,7 +52,7 @@ def leaves(rank: Rank, how):
 )
 def test_leaves_without_a_word(jobs, how):
     """A clean exit, an exception, or a group destroyed by one rank alone: target 1 s."""
-    job = jobs(3, leaves, how, real_exit=True)
+    job = jobs(3, leaves, how, real_exits=[VICTIM])
     if how == "raises":
         assert job.end(VICTIM) == 1
         gone = time.monotonic()
@@ -72,7 +72,7 @@ def first_dies_with_its_store(rank: Rank):
     rank.used(store=rank.store_of(0))
     rank.before.files["socket"] += 1
     tell_in_call(rank, 3)
-    fault = repeated(all_reduce, rank, 8 << 20)
+    fault = repeated(all_reduce, rank, 1 << 20)
     return fault, rank.recover(0)
 
 
