@@ -45,35 +45,18 @@ int grantedCores() {
 
 namespace {
 
-/// Gives each rank a core of its set by augmenting paths (Kuhn's algorithm). A rank takes a core
-/// if that core is free, or if the core's holder finds another one.
-class Matching {
- public:
-  explicit Matching(const std::vector<CoreSet>& ranks) : ranks_(ranks) {}
-
-  bool add(std::size_t rank) {
-    tried_.reset();
-    return seat(rank);
+/// Gives the rank a core of its set by augmenting paths (Kuhn's algorithm): a core that is free, or
+/// whose holder finds another one. `holder`: the rank of each core, or -1. False if there is none.
+bool seat(const std::vector<CoreSet>& ranks, int rank, CoreSet& tried, std::vector<int>& holder) {
+  for (std::size_t core = 0; core < tried.size(); ++core) {
+    if (!ranks[rank][core] || tried[core]) continue;
+    tried.set(core);
+    if (holder[core] >= 0 && !seat(ranks, holder[core], tried, holder)) continue;
+    holder[core] = rank;
+    return true;
   }
-
- private:
-  static constexpr std::size_t kNobody = ~std::size_t{0};
-
-  bool seat(std::size_t rank) {
-    for (std::size_t core = 0; core < tried_.size(); ++core) {
-      if (!ranks_[rank][core] || tried_[core]) continue;
-      tried_.set(core);
-      if (holder_[core] != kNobody && !seat(holder_[core])) continue;
-      holder_[core] = rank;
-      return true;
-    }
-    return false;
-  }
-
-  const std::vector<CoreSet>& ranks_;
-  CoreSet tried_;
-  std::vector<std::size_t> holder_ = std::vector<std::size_t>(CoreSet{}.size(), kNobody);
-};
+  return false;
+}
 
 }  // namespace
 
@@ -84,14 +67,16 @@ bool hasCoreEach(const std::vector<CoreSet>& ranks, std::size_t self, int grante
   };
   CoreSet reach = known(self);
   std::vector<bool> meets(ranks.size(), false);
-  Matching matching(ranks);
+  std::vector<int> holder(reach.size(), -1);
   for (bool grew = true; grew;) {
     grew = false;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (meets[rank] || (known(rank) & reach).none()) continue;
       meets[rank] = grew = true;
       reach |= known(rank);
-      if (!matching.add(rank)) return false;  // an unknown set has no core to give
+      CoreSet tried;
+      // An unknown set has no core to give.
+      if (!seat(ranks, static_cast<int>(rank), tried, holder)) return false;
     }
   }
   return true;

@@ -4,32 +4,23 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <mutex>
 #include <new>
 
 namespace fastcoll {
-namespace {
 
 // The kernel zeroes the page in a child (MADV_WIPEONFORK, Linux 4.14). So a check costs one load,
 // not a getpid() system call. If madvise fails, the pid itself is the generation.
-std::atomic<std::uint64_t>* generationPage() {
-  static std::atomic<std::uint64_t>* page = [] {
+std::uint64_t forkGeneration() {
+  static std::atomic<std::uint64_t>* const page = []() -> std::atomic<std::uint64_t>* {
     void* memory =
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return static_cast<std::atomic<std::uint64_t>*>(nullptr);
+    if (memory == MAP_FAILED) return nullptr;
     if (::madvise(memory, 4096, MADV_WIPEONFORK) != 0) {
       ::munmap(memory, 4096);
-      return static_cast<std::atomic<std::uint64_t>*>(nullptr);
+      return nullptr;
     }
     return new (memory) std::atomic<std::uint64_t>(0);
   }();
-  return page;
-}
-
-}  // namespace
-
-std::uint64_t forkGeneration() {
-  auto* page = generationPage();
   if (page == nullptr) return static_cast<std::uint64_t>(::getpid());
   std::uint64_t value = page->load(std::memory_order_acquire);
   if (value == 0) {

@@ -1,7 +1,9 @@
 // UTF-8: RFC 3629, section 4.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace fastcoll {
@@ -26,6 +28,16 @@ inline std::size_t utf8SequenceAt(std::string_view text, std::size_t at) {
   if (first == 0xf0 && byte(at + 1) < 0x90) return 0;
   if (first == 0xf4 && byte(at + 1) >= 0x90) return 0;
   return length;
+}
+
+/// Replaces bytes that are not UTF-8, such as the rest of a cut character, by question marks.
+inline std::string validUtf8(std::string text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = utf8SequenceAt(text, at);
+    if (length == 0) text[at] = '?';
+    at += std::max<std::size_t>(length, 1);
+  }
+  return text;
 }
 
 }  // namespace fastcoll

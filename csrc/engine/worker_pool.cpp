@@ -7,10 +7,9 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <thread>
 
-#include "../base/fork.hpp"
 #include "../base/thread.hpp"
+#include "../base/weak_registry.hpp"
 
 namespace fastcoll {
 namespace {
@@ -26,18 +25,9 @@ struct Pool {
   bool draining = false;
 };
 
-// A pool per process: a forked child starts with an empty one. Never destroyed, because threads may
-// outlive static destructors.
 Pool& pool() {
-  static std::mutex mutex;
-  static Pool* current = nullptr;
-  static std::uint64_t generation = 0;
-  std::lock_guard<std::mutex> lock(mutex);
-  if (current == nullptr || generation != forkGeneration()) {
-    current = new Pool;
-    generation = forkGeneration();
-  }
-  return *current;
+  static auto* all = new PerProcess<Pool>;  // threads may outlive static destructors
+  return all->get();
 }
 
 thread_local bool onWorker = false;

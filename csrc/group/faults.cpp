@@ -1,6 +1,5 @@
 #include "faults.hpp"
 
-#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <condition_variable>
@@ -17,42 +16,25 @@ namespace {
 constexpr std::size_t kLongest = 1000;
 constexpr int kFailures = 5;  // in a row, after which check() no longer reads the store
 
-// The kinds of fault that other ranks may raise. One rank's bad arguments are not theirs.
+// The kinds of fault that other ranks may raise, and their letters; any other is written as the
+// first. One rank's bad arguments are not theirs.
+constexpr std::pair<ErrorKind, char> kKinds[] = {{ErrorKind::Backend, 'B'},
+                                                 {ErrorKind::Timeout, 'T'},
+                                                 {ErrorKind::Store, 'S'},
+                                                 {ErrorKind::Network, 'N'}};
+
 char letterOf(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::Timeout:
-      return 'T';
-    case ErrorKind::Store:
-      return 'S';
-    case ErrorKind::Network:
-      return 'N';
-    default:
-      return 'B';
+  for (const auto& [known, letter] : kKinds) {
+    if (known == kind) return letter;
   }
+  return kKinds[0].second;
 }
 
-std::optional<ErrorKind> kindOf(char letter) {
-  switch (letter) {
-    case 'T':
-      return ErrorKind::Timeout;
-    case 'S':
-      return ErrorKind::Store;
-    case 'N':
-      return ErrorKind::Network;
-    case 'B':
-      return ErrorKind::Backend;
-    default:
-      return std::nullopt;
+std::optional<ErrorKind> kindOf(char given) {
+  for (const auto& [kind, letter] : kKinds) {
+    if (letter == given) return kind;
   }
-}
-
-/// Replaces bytes that are not UTF-8, such as the rest of a cut character, by question marks.
-void replaceForeign(std::string& text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = utf8SequenceAt(text, at);
-    if (length == 0) text[at] = '?';
-    at += std::max<std::size_t>(length, 1);
-  }
+  return std::nullopt;
 }
 
 /// The format: a letter for the kind, the time in decimal, a space, the text.
@@ -69,7 +51,7 @@ std::optional<PublishedError> parse(const std::string& value) {
   for (char& c : fault.text) {
     if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = ' ';
   }
-  replaceForeign(fault.text);
+  fault.text = validUtf8(std::move(fault.text));
   return fault;
 }
 

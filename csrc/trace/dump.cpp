@@ -8,7 +8,6 @@
 //     the messages from one rank to another with one tag are a group of their own.
 //   - A failed call keeps its state there, "started" or "scheduled". Our dict has the error.
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,13 +32,7 @@ struct LaneInfo {
   std::uint64_t completed = 0;
 };
 
-/// A copy of everything under the lock, which is held for the copy only.
-struct Snapshot {
-  std::map<std::uint32_t, KnownGroup> groups;
-  std::map<std::string, int> instances;
-  std::map<RecordId, std::string> errors;
-  std::vector<std::string> stacks;
-  int rank;
+struct Snapshot : Known {
   std::vector<Record> records;
 };
 
@@ -47,40 +40,13 @@ Snapshot snapshot(Recorder& all) {
   Snapshot copy;
   copy.records = all.ring.read();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  copy.groups = all.groups;
-  copy.instances = all.instances;
-  copy.errors = all.errors;
-  for (const std::string* text : all.stackTexts) copy.stacks.push_back(*text);
-  copy.rank = all.rank;
+  static_cast<Known&>(copy) = all;
   return copy;
 }
 
-const char* laneText(Lane lane) {
-  switch (lane) {
-    case Lane::Collective:
-      return "collective";
-    case Lane::Device:
-      return "device";
-    case Lane::Message:
-      return "message";
-    case Lane::MonitoredBarrier:
-      return "monitored_barrier";
-  }
-  return "?";
-}
-
-const char* stateText(State state) {
-  switch (state) {
-    case State::Scheduled:
-      return "scheduled";
-    case State::Started:
-      return "started";
-    case State::Completed:
-      return "completed";
-    default:
-      return "failed";
-  }
-}
+// Indexed by Lane and by State.
+constexpr const char* kLanes[] = {"collective", "device", "message", "monitored_barrier"};
+constexpr const char* kStates[] = {"scheduled", "started", "completed", "failed"};
 
 /// The newest group of a name has the plain name: it matters most. Ranks need not have made the
 /// same number of groups before it.
@@ -97,21 +63,13 @@ std::pair<int, int> endsOf(const Record& record, const Group& group) {
 }
 
 std::string laneName(const Record& record, const KnownGroup& known, const std::string& name) {
-  const char* const place = record.device && record.lane != Lane::Device ? " on device" : "";
-  switch (record.lane) {
-    case Lane::Collective:
-      return name;
-    case Lane::Device:
-      return name + " on device";
-    case Lane::MonitoredBarrier:
-      return name + " monitored_barrier";
-    case Lane::Message: {
-      const auto [from, to] = endsOf(record, known.group);
-      if (from < 0) return concat(name, " recv from any rank tag ", record.tag);
-      return concat(name, " send ", from, "->", to, " tag ", record.tag, place);
-    }
-  }
-  return name;
+  if (record.lane == Lane::Collective) return name;
+  if (record.lane == Lane::Device) return name + " on device";
+  if (record.lane == Lane::MonitoredBarrier) return name + " monitored_barrier";
+  const auto [from, to] = endsOf(record, known.group);
+  if (from < 0) return concat(name, " recv from any rank tag ", record.tag);
+  return concat(name, " send ", from, "->", to, " tag ", record.tag,
+                record.device ? " on device" : "");
 }
 
 /// "all_reduce", or "send 0->1" in ranks of the message's own group.
@@ -218,15 +176,15 @@ void putEntry(Pickle& out, const Record& record, const KnownGroup& known, const 
   out.flag("retired", record.ended != 0);
   out.field("timeout_ms", record.timeoutMillis);
   out.flag("is_p2p", message);
-  const bool hasStack = record.stack != 0 && record.stack <= all.stacks.size();
-  putFrames(out, hasStack ? all.stacks[record.stack - 1] : "");
+  const bool hasStack = record.stack != 0 && record.stack <= all.stackTexts.size();
+  putFrames(out, hasStack ? *all.stackTexts[record.stack - 1] : "");
 
   out.key("fastcoll").beginDict();
   out.field("group", groupName(all, known));
-  out.field("lane", laneText(record.lane));
+  out.field("lane", kLanes[static_cast<int>(record.lane)]);
   out.field("seq", static_cast<std::int64_t>(record.seq));
   out.field("name", record.name);
-  out.field("state", stateText(state));
+  out.field("state", kStates[record.state]);
   moment("ended_ns", record.ended);
   if (record.op != ReduceOp::None) out.field("op", reduceOpName(record.op));
   if (record.root >= 0) out.field("root", std::int64_t{record.root});

@@ -35,18 +35,7 @@ Pickle& Pickle::real(double value) {
 }
 
 Pickle& Pickle::text(std::string_view value) {
-  std::string clean;
-  clean.reserve(value.size());
-  for (std::size_t i = 0; i < value.size();) {
-    const std::size_t length = utf8SequenceAt(value, i);
-    if (length == 0) {
-      clean.push_back('?');
-      ++i;
-    } else {
-      clean.append(value.substr(i, length));
-      i += length;
-    }
-  }
+  const std::string clean = validUtf8(std::string(value));
   op('X');
   appendLittle(bytes_, clean.size(), 4);
   bytes_ += clean;

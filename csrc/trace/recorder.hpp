@@ -28,7 +28,16 @@ struct KnownGroup {
   Dumped dumped = Dumped::No;
 };
 
-struct Recorder {
+/// What a dump copies under the lock.
+struct Known {
+  std::map<std::uint32_t, KnownGroup> groups;
+  std::map<std::string, int> instances;  // groups made of each name
+  std::map<RecordId, std::string> errors;
+  std::vector<const std::string*> stackTexts;  // by number, from 1; never freed
+  int rank = 0;                                // in the whole job
+};
+
+struct Recorder : Known {
   Recorder(const Settings& settings, std::string ours, std::uint64_t forkGeneration)
       : generation(forkGeneration),
         version(std::move(ours)),
@@ -46,16 +55,11 @@ struct Recorder {
   std::string prefix() const { return dumpPrefix.empty() ? kDefaultTraceDump : dumpPrefix; }
   const int signal;  // 0: none
 
-  // Guards everything below but fileMutex: failed calls, groups, stacks and dumps. Held for moments
-  // only, and no other lock is taken under it.
+  // Guards what is known, and the next two. Held for moments only, and no other lock is taken under
+  // it.
   std::mutex mutex;
-  std::map<std::uint32_t, KnownGroup> groups;
   std::uint32_t lastGroup = 0;
-  std::map<std::string, int> instances;  // groups made of each name
-  int rank = 0;                          // in the whole job
-  std::map<RecordId, std::string> errors;
   std::unordered_map<std::string, std::uint32_t> stackNumbers;
-  std::vector<const std::string*> stackTexts;  // by number, from 1
 
   std::mutex fileMutex;  // one dump at a time
 };

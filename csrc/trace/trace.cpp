@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <exception>
 
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
