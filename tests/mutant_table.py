@@ -63,8 +63,8 @@ MUTANTS = (
         "consumed_before_it_is_read",
         "credits",
         "csrc/algorithms/pipeline.hpp",
-        "    drain(s, present);\n    stream.consume(present);\n",
-        "    stream.consume(present);\n    drain(s, present);\n",
+        "    drain(s, segment);\n    stream.consume(segment);\n",
+        "    stream.consume(segment);\n    drain(s, segment);\n",
         ("tests/transport/test_stores.py", "tests/collectives/test_collectives.py"),
     ),
     Mutant(

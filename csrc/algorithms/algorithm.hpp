@@ -60,6 +60,13 @@ struct Request {
   Signature signature() const;
 };
 
+/// Begins the request's collective. `direct`: see Signature::direct.
+inline void begin(SegmentStream& stream, const Request& request, std::uint64_t direct = 0) {
+  Signature signature = request.signature();
+  signature.direct = direct;
+  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+}
+
 void oneShotAllReduce(SegmentStream& stream, const Request& request);
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 /// Call it within an all-reduce that has begun, on all ranks or none. `own` is the announced offset

@@ -19,14 +19,12 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
   }
   const bool streaming = written >= tuning.streamingBytes;
   const bool mayBeDirect = longest >= tuning.directBytes;
-  Signature signature = request.signature();
-  if (mayBeDirect) signature.direct = directOffset(stream, request.in);
-  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+  const std::uint64_t offset = mayBeDirect ? directOffset(stream, request.in) : 0;
+  begin(stream, request, offset);
   if (mayBeDirect) {
     DirectRead direct(stream);
-    if (direct.agreed(signature.direct)) {
-      for (int i = 1; i < stream.size(); ++i) {
-        const int peer = (stream.rank() + i) % stream.size();
+    if (direct.agreed(offset)) {
+      for (const int peer : stream.others()) {
         const Message& out = request.out[peer];
         out.write(0, out.bytes(), stream.directOf(peer, out.bytes()), streaming);
       }
@@ -52,8 +50,7 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
         return length;
       },
       [&](std::size_t s, const Segment& segment) {
-        for (int i = 1; i < stream.size(); ++i) {
-          const int peer = (stream.rank() + i) % stream.size();
+        for (const int peer : stream.others()) {
           const std::uint8_t* memory = stream.await(peer, segment);
           const Message& out = request.out[peer];
           out.write(cut.offset(s), cut.length(s, out.bytes()), memory, streaming);

@@ -26,11 +26,8 @@ void comparePairs(SegmentStream& stream, const Signature& signature) {
       const std::uint64_t sent = stream.splitOf(from, to);
       const std::uint64_t expected = stream.expectedBy(to, from);
       if (sent == expected) continue;
-      stream.fail(ErrorKind::Backend,
-                  concat("Detected mismatch between collectives on ranks: in ", describe(signature),
-                         " rank ", stream.memberOf(to), " expects ", expected, " bytes from rank ",
-                         stream.memberOf(from), ", which sends ", sent,
-                         ". Give each rank the output splits that match its peers' input splits."));
+      stream.fail(ErrorKind::Backend, splitMismatch(signature, stream.memberOf(from),
+                                                    stream.memberOf(to), sent, expected));
     }
   }
 }
@@ -38,8 +35,7 @@ void comparePairs(SegmentStream& stream, const Signature& signature) {
 /// Reads the pieces for this rank from one segment of each peer.
 void readPieces(SegmentStream& stream, const Request& request, const Strided& strided,
                 std::size_t s, const Segment& segment, bool streaming) {
-  for (int i = 1; i < stream.size(); ++i) {
-    const int peer = (stream.rank() + i) % stream.size();
+  for (const int peer : stream.others()) {
     const Message& out = request.out[peer];
     const std::uint8_t* memory = stream.await(peer, segment);
     out.write(strided.cut.offset(s), strided.cut.length(s, out.bytes()),
@@ -49,8 +45,7 @@ void readPieces(SegmentStream& stream, const Request& request, const Strided& st
 
 /// Reads the peers' messages in shared memory, where each rank's messages are one run.
 void readDirect(SegmentStream& stream, const Request& request, bool streaming) {
-  for (int i = 1; i < stream.size(); ++i) {
-    const int peer = (stream.rank() + i) % stream.size();
+  for (const int peer : stream.others()) {
     std::size_t before = 0;
     std::size_t total = 0;
     for (int to = 0; to < stream.size(); ++to) {
@@ -125,8 +120,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
   bool direct = signature.direct != 0;
   bool alike = true;
   std::size_t longestOfAll = longest;
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (peer == stream.rank()) continue;
+  for (const int peer : stream.others()) {
     if (stream.splitOf(peer, stream.rank()) > stream.signatureOf(peer).longest) {
       stream.fail(ErrorKind::Backend, concat(stream.memberName(peer),
                                              " announces a longest message "
@@ -145,8 +139,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     readDirect(stream, request, streaming);
     stream.consume(first);
   } else if (fitsFirst(longestOfAll)) {
-    for (int i = 1; i < ranks; ++i) {
-      const int peer = (stream.rank() + i) % ranks;
+    for (const int peer : stream.others()) {
       const Message& out = request.out[peer];
       const Strided theirs(stream.signatureOf(peer).longest, ranks, kFirst);
       out.write(0, out.bytes(), stream.await(peer, first) + theirs.place(peer, stream.rank()));

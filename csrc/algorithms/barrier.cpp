@@ -6,8 +6,7 @@
 namespace fastcoll {
 
 void barrier(SegmentStream& stream, const Request& request) {
-  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
-               request.timeout);
+  begin(stream, request);
   const Segment segment = stream.reserve(0);
   stream.publish(segment);
   stream.awaitArrivals();

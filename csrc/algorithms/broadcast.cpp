@@ -29,15 +29,14 @@ void broadcast(SegmentStream& stream, const Request& request, const TuningTable&
   const std::size_t bytes = message.bytes();
   const bool streaming = bytes >= tuning.streamingBytes;
   const bool mayBeDirect = bytes >= tuning.directBytes;
-  Signature signature = request.signature();
-  if (mayBeDirect && root) signature.direct = directOffset(stream, request.in);
-  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+  const std::uint64_t own = mayBeDirect && root ? directOffset(stream, request.in) : 0;
+  begin(stream, request, own);
   if (mayBeDirect) {
     // The root alone decides; the others wait for its decision instead of its first segment.
     const Segment first = stream.reserve(0);
     stream.publish(first);
     if (!root) stream.awaitPublished(request.root, first);
-    const std::uint64_t offset = root ? signature.direct : stream.signatureOf(request.root).direct;
+    const std::uint64_t offset = root ? own : stream.signatureOf(request.root).direct;
     if (offset != 0) {
       if (!root) message.write(0, bytes, stream.directOf(request.root, bytes), streaming);
       stream.awaitArrivals();

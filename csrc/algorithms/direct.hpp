@@ -32,8 +32,8 @@ class DirectRead {
     if (own == 0) return false;
     stream_.publish(first_);
     stream_.awaitArrivals();
-    for (int peer = 0; peer < stream_.size(); ++peer) {
-      if (peer != stream_.rank() && stream_.signatureOf(peer).direct == 0) return false;
+    for (const int peer : stream_.others()) {
+      if (stream_.signatureOf(peer).direct == 0) return false;
     }
     return true;
   }

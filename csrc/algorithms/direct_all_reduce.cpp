@@ -26,14 +26,14 @@ void reducePiece(SegmentStream& stream, const Request& request, std::size_t limi
 
   SegmentReducer reducer(request, stream.size());
   std::uint8_t* const own = request.out[0].contiguous(0, bytes) + begin;
-  std::vector<std::uint8_t*> others(stream.size() - 1);
+  std::vector<std::uint8_t*> others;
   for (std::size_t at = 0; at < length; at += limit) {
     stream.throwIfAborted();
     reducer.source(stream.rank(), own + at);
-    for (int i = 1; i < stream.size(); ++i) {
-      const int peer = (stream.rank() + i) % stream.size();
-      others[i - 1] = stream.directOf(peer, bytes) + begin + at;
-      reducer.source(peer, others[i - 1]);
+    others.clear();
+    for (const int peer : stream.others()) {
+      others.push_back(stream.directOf(peer, bytes) + begin + at);
+      reducer.source(peer, others.back());
     }
     reducer.runInto(own + at, others, std::min(limit, length - at));
   }

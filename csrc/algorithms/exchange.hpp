@@ -52,21 +52,17 @@ class Exchange {
   /// `filled`: segment 0, if it has been filled already.
   template <typename Take>
   void run(Take take, const Segment* filled = nullptr) {
-    Segment ahead = filled != nullptr ? *filled : fill(0);
-    stream_.publish(ahead);
-    Segment behind;
-    for (std::size_t s = 0; s < cut_.segments; ++s) {
-      const Segment present = ahead;
-      if (s + 1 < cut_.segments) {
-        ahead = fill(s + 1);
-        stream_.publish(ahead);
-      }
-      swap(s, present, take);
-      stream_.consume(present);
-      if (s > 0) takeReturned(s - 1, behind, take);
-      behind = present;
-    }
-    takeReturned(cut_.segments - 1, behind, take);
+    const auto publish = [&](std::size_t s) {
+      const Segment segment = s == 0 && filled != nullptr ? *filled : fill(s);
+      stream_.publish(segment);
+      return segment;
+    };
+    const auto visit = [&](std::size_t s, const Segment& segment) {
+      swap(s, segment, take);
+      stream_.consume(segment);
+    };
+    pipeline(cut_.segments, publish, visit,
+             [&](std::size_t s, const Segment& segment) { takeReturned(s, segment, take); });
   }
 
  private:

@@ -12,8 +12,7 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   const Message& in = request.in[0];
   const std::size_t bytes = in.bytes();
   SegmentReducer reducer(request, stream.size());
-  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
-               request.timeout);
+  begin(stream, request);
   const Segment segment = stream.reserve(bytes);
   stream.fill(segment, [&](std::uint8_t* to, bool streaming) {
     in.read(0, bytes, to, streaming);
@@ -22,10 +21,7 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   stream.publish(segment);
   // Not read from the ring, because the peers are fetching its lines.
   reducer.ownSource(stream, in, 0, bytes);
-  for (int i = 1; i < stream.size(); ++i) {
-    const int peer = (stream.rank() + i) % stream.size();
-    reducer.source(peer, stream.await(peer, segment));
-  }
+  for (const int peer : stream.others()) reducer.source(peer, stream.await(peer, segment));
   reducer.measureNothing();
   const std::uint8_t* result = reducer.runInto(request.out[0], 0, bytes, stream);
   reducer.measureShare(request, result, bytes, stream.rank());

@@ -1,32 +1,46 @@
-// The pipeline of the one-phase algorithms: segment s + 1 is published before segment s is read, so
-// the peers rarely wait.
+// The pipeline of the algorithms: segment s + 1 is published before segment s is read, so the peers
+// rarely wait.
 #pragma once
 
 #include "algorithm.hpp"
 
 namespace fastcoll {
 
-/// Runs `segments` segments of bytes(s) bytes each: fill(s, memory, streaming) writes one and
+/// For each segment s: publish(s) places, fills and publishes it; visit(s, segment) reads it and
+/// consumes it; collect(s, segment) comes once the next segment was visited.
+template <typename Publish, typename Visit, typename Collect>
+void pipeline(std::size_t segments, Publish publish, Visit visit, Collect collect) {
+  Segment ahead = publish(0), behind;
+  for (std::size_t s = 0; s < segments; ++s) {
+    const Segment present = ahead;
+    if (s + 1 < segments) ahead = publish(s + 1);
+    visit(s, present);
+    if (s > 0) collect(s - 1, behind);
+    behind = present;
+  }
+  collect(segments - 1, behind);
+}
+
+/// A pipeline of one phase. Segments have bytes(s) bytes: fill(s, memory, streaming) writes one and
 /// returns the bytes written, drain(s, segment) reads one. `filled`: segment 0, if it is placed and
 /// filled already.
 template <typename Bytes, typename Fill, typename Drain>
 void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, Fill fill,
                       Drain drain, const Segment* filled = nullptr) {
   const auto publish = [&](std::size_t s) {
-    const Segment segment = stream.reserve(bytes(s));
-    stream.fill(segment,
-                [&](std::uint8_t* memory, bool streaming) { return fill(s, memory, streaming); });
+    const Segment segment = s == 0 && filled != nullptr ? *filled : stream.reserve(bytes(s));
+    if (s > 0 || filled == nullptr) {
+      stream.fill(segment,
+                  [&](std::uint8_t* memory, bool streaming) { return fill(s, memory, streaming); });
+    }
     stream.publish(segment);
     return segment;
   };
-  if (filled != nullptr) stream.publish(*filled);
-  Segment ahead = filled != nullptr ? *filled : publish(0);
-  for (std::size_t s = 0; s < segments; ++s) {
-    const Segment present = ahead;
-    if (s + 1 < segments) ahead = publish(s + 1);
-    drain(s, present);
-    stream.consume(present);
-  }
+  const auto visit = [&](std::size_t s, const Segment& segment) {
+    drain(s, segment);
+    stream.consume(segment);
+  };
+  pipeline(segments, publish, visit, [](std::size_t, const Segment&) {});
 }
 
 /// The cut of a message into segments of at most `limit` bytes; there is at least one.

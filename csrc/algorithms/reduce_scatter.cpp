@@ -17,17 +17,15 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
   const std::size_t bytes = own.bytes();
   SegmentReducer reducer(request, stream.size());
   const bool mayBeDirect = bytes >= tuning.directBytes;
-  Signature signature = request.signature();
-  if (mayBeDirect) signature.direct = directOffset(stream, request.in);
-  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+  const std::uint64_t announced = mayBeDirect ? directOffset(stream, request.in) : 0;
+  begin(stream, request, announced);
   if (mayBeDirect) {
     DirectRead direct(stream);
-    if (direct.agreed(signature.direct)) {
+    if (direct.agreed(announced)) {
       const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
       for (std::size_t s = 0; s < cut.segments; ++s) {
         const std::size_t offset = mine * bytes + cut.offset(s);
-        for (int i = 1; i < stream.size(); ++i) {
-          const int peer = (stream.rank() + i) % stream.size();
+        for (const int peer : stream.others()) {
           reducer.source(peer, stream.directOf(peer, bytes * request.in.size()) + offset);
         }
         reducer.ownSource(stream, own, cut.offset(s), cut.length(s));
@@ -56,8 +54,7 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
       },
       [&](std::size_t s, const Segment& segment) {
         const std::size_t length = cut.length(s);
-        for (int i = 1; i < stream.size(); ++i) {
-          const int peer = (stream.rank() + i) % stream.size();
+        for (const int peer : stream.others()) {
           reducer.source(peer, stream.await(peer, segment) + strided.place(peer, stream.rank()));
         }
         reducer.ownSource(stream, own, cut.offset(s), length);

@@ -9,15 +9,18 @@
 namespace fastcoll {
 namespace {
 
-/// The root's part of gather and reduce: drain(s, segment) reads the peers' segment s.
+/// Gather and reduce: the root's drain(s, segment) reads the peers' segment s, the others publish.
 template <typename Drain>
-void readAll(SegmentStream& stream, const Cut& cut, Drain drain) {
-  for (std::size_t s = 0; s < cut.segments; ++s) {
+void toRoot(SegmentStream& stream, const Request& request, const Cut& cut, Drain drain) {
+  begin(stream, request);
+  if (stream.rank() != request.root) publishAll(stream, request.in[0], cut);
+  for (std::size_t s = 0; stream.rank() == request.root && s < cut.segments; ++s) {
     const Segment segment = stream.reserve(cut.length(s));
     if (s == 0) stream.publish(segment);  // announces this rank's arrival only
     drain(s, segment);
     stream.consume(segment);  // all peers have arrived: this rank has read a segment of each
   }
+  stream.end();
 }
 
 }  // namespace
@@ -27,21 +30,13 @@ void gather(SegmentStream& stream, const Request& request, const TuningTable& tu
   const Cut cut(in.bytes(), segmentLimit(stream, tuning, in.bytes()));
   const bool streaming =
       in.bytes() * static_cast<std::size_t>(stream.size()) >= tuning.streamingBytes;
-  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
-               request.timeout);
-  if (stream.rank() != request.root) {
-    publishAll(stream, in, cut);
-  } else {
-    readAll(stream, cut, [&](std::size_t s, const Segment& segment) {
-      for (int i = 1; i < stream.size(); ++i) {
-        const int peer = (stream.rank() + i) % stream.size();
-        const std::uint8_t* memory = stream.await(peer, segment);
-        request.out[peer].write(cut.offset(s), cut.length(s), memory, streaming);
-      }
-    });
-    in.copyTo(request.out[stream.rank()], streaming);
-  }
-  stream.end();
+  toRoot(stream, request, cut, [&](std::size_t s, const Segment& segment) {
+    for (const int peer : stream.others()) {
+      const std::uint8_t* memory = stream.await(peer, segment);
+      request.out[peer].write(cut.offset(s), cut.length(s), memory, streaming);
+    }
+  });
+  if (stream.rank() == request.root) in.copyTo(request.out[stream.rank()], streaming);
 }
 
 void reduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
@@ -50,21 +45,11 @@ void reduce(SegmentStream& stream, const Request& request, const TuningTable& tu
   const std::size_t limit = segmentLimit(stream, tuning, in.bytes());
   const Cut cut(in.bytes(), std::max(element, limit / element * element));
   SegmentReducer reducer(request, stream.size());
-  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
-               request.timeout);
-  if (stream.rank() != request.root) {
-    publishAll(stream, in, cut);
-  } else {
-    readAll(stream, cut, [&](std::size_t s, const Segment& segment) {
-      for (int i = 1; i < stream.size(); ++i) {
-        const int peer = (stream.rank() + i) % stream.size();
-        reducer.source(peer, stream.await(peer, segment));
-      }
-      reducer.ownSource(stream, in, cut.offset(s), cut.length(s));
-      reducer.runInto(request.out[0], cut.offset(s), cut.length(s), stream);
-    });
-  }
-  stream.end();
+  toRoot(stream, request, cut, [&](std::size_t s, const Segment& segment) {
+    for (const int peer : stream.others()) reducer.source(peer, stream.await(peer, segment));
+    reducer.ownSource(stream, in, cut.offset(s), cut.length(s));
+    reducer.runInto(request.out[0], cut.offset(s), cut.length(s), stream);
+  });
 }
 
 void scatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
@@ -74,8 +59,7 @@ void scatter(SegmentStream& stream, const Request& request, const TuningTable& t
   const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
   const Cut& cut = strided.cut;
   const bool streaming = bytes >= tuning.streamingBytes;
-  stream.begin(request.signature(), request.expectedCount, nullptr, request.deadline,
-               request.timeout);
+  begin(stream, request);
   for (std::size_t s = 0; s < cut.segments; ++s) {
     const Segment segment = stream.reserve(strided.bytes());
     if (root) {

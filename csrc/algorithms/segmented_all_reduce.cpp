@@ -13,6 +13,7 @@
 // A result published in a separate ring would cost another line, which takes long between cores
 // that share no cache.
 #include "direct.hpp"
+#include "pipeline.hpp"
 #include "segment_reduce.hpp"
 
 namespace fastcoll {
@@ -28,20 +29,13 @@ class Pipeline {
         element_(elementSize(request.dtype)),
         perSegment_(limit(tuning)),
         total_(in_.bytes() / element_),
-        segments_(ceilDiv(total_, perSegment_)),
-        operands_(stream.size() - 1) {}
+        segments_(ceilDiv(total_, perSegment_)) {}
 
   void run() {
-    Segment ahead = publishInput(0);
-    Segment behind;
-    for (std::size_t s = 0; s < segments_; ++s) {
-      const Segment present = ahead;
-      if (s + 1 < segments_) ahead = publishInput(s + 1);
-      reducePiece(s, present);
-      if (s > 0) copyResults(s - 1, behind);
-      behind = present;
-    }
-    copyResults(segments_ - 1, behind);
+    pipeline(
+        segments_, [this](std::size_t s) { return publishInput(s); },
+        [this](std::size_t s, const Segment& segment) { reducePiece(s, segment); },
+        [this](std::size_t s, const Segment& segment) { copyResults(s, segment); });
     stream_.end();
   }
 
@@ -74,8 +68,7 @@ class Pipeline {
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
     const Segment segment = stream_.reserve(most * element_, true);
     stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
-      for (int i = 1; i < stream_.size(); ++i) {
-        const int to = (stream_.rank() + i) % stream_.size();
+      for (const int to : stream_.others()) {
         in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to), streaming);
       }
       return (elements(s) - piece(s, stream_.rank()).count) * element_;
@@ -87,11 +80,10 @@ class Pipeline {
   void reducePiece(std::size_t s, const Segment& segment) {
     const std::size_t length = bytes(s, stream_.rank());
     const std::size_t at = offset(s, stream_.rank());
-    for (int i = 1; i < stream_.size(); ++i) {
-      const int peer = (stream_.rank() + i) % stream_.size();
-      std::uint8_t* operand = stream_.await(peer, segment) + place(s, peer, stream_.rank());
-      operands_[i - 1] = operand;
-      reducer_.source(peer, operand);
+    operands_.clear();
+    for (const int peer : stream_.others()) {
+      operands_.push_back(stream_.await(peer, segment) + place(s, peer, stream_.rank()));
+      reducer_.source(peer, operands_.back());
     }
     reducer_.ownSource(stream_, in_, at, length);
     if (length > 0) {
@@ -105,8 +97,7 @@ class Pipeline {
 
   void copyResults(std::size_t s, const Segment& segment) {
     const std::uint8_t* memory = stream_.awaitConsumed(segment);
-    for (int i = 1; i < stream_.size(); ++i) {
-      const int peer = (stream_.rank() + i) % stream_.size();
+    for (const int peer : stream_.others()) {
       out_.write(offset(s, peer), bytes(s, peer), memory + place(s, stream_.rank(), peer));
     }
   }
@@ -128,12 +119,10 @@ void segmentedAllReduce(SegmentStream& stream, const Request& request, const Tun
   const Message& in = request.in[0];
   const std::uint8_t* data = in.contiguous(0, in.bytes());
   const bool mayBeDirect = in.bytes() >= tuning.directAllReduceBytes;
-  Signature signature = request.signature();
-  if (mayBeDirect && data == request.out[0].contiguous(0, in.bytes())) {
-    signature.direct = directOffset(stream, request.in);
-  }
-  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
-  if (mayBeDirect && directAllReduce(stream, request, tuning, signature.direct)) return;
+  const bool inPlace = mayBeDirect && data == request.out[0].contiguous(0, in.bytes());
+  const std::uint64_t own = inPlace ? directOffset(stream, request.in) : 0;
+  begin(stream, request, own);
+  if (mayBeDirect && directAllReduce(stream, request, tuning, own)) return;
   Pipeline(stream, request, tuning).run();
 }
 

@@ -251,9 +251,8 @@ void Links::compare(int host, const Announced& mine, const Head& head) const {
 void Links::mismatch(int host, const Signature& mine, const Signature& theirs) const {
   throw Error(
       ErrorKind::Backend,
-      concat(prefix_, "Detected mismatch between collectives on ranks: rank ", memory_.rank(),
-             " runs ", describe(mine), ", ", memory_.memberName(hosts_.leader(host)), " runs ",
-             describe(theirs), ". All ranks must issue the same collectives in the same order."));
+      prefix_ + fastcoll::mismatch(memory_.rank(), describe(mine),
+                                   memory_.memberName(hosts_.leader(host)), describe(theirs)));
 }
 
 std::size_t Links::frameBytes(int host) const {
@@ -271,11 +270,7 @@ const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
 }
 
 void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const {
-  throw Error(
-      ErrorKind::Backend,
-      concat(prefix_, "Detected mismatch between collectives on ranks: in ", describe(signature_),
-             " rank ", to, " expects ", expected, " bytes from rank ", from, ", which sends ", sent,
-             ". Give each rank the output splits that match its peers' input splits."));
+  throw Error(ErrorKind::Backend, prefix_ + splitMismatch(signature_, from, to, sent, expected));
 }
 
 TransferRef Links::send(int host, const void* data, std::size_t bytes, StepTag step) {
@@ -342,8 +337,7 @@ void Links::late(int host) const {
     ranks += concat(ranks.empty() ? "" : ", ", memory_.memberName(rank));
   }
   throw Error(ErrorKind::Timeout,
-              concat(prefix_, "Timed out after ", timeout_.count(), " ms in ", describe(signature_),
-                     "; not arrived, or not reachable over the network: ", ranks, kFindDelay));
+              prefix_ + timedOut(signature_, timeout_, concat(kUnreachable, ranks)));
 }
 
 }  // namespace fastcoll

@@ -26,6 +26,9 @@
 
 namespace fastcoll {
 
+/// Begins the list of late ranks of other hosts.
+inline constexpr std::string_view kUnreachable = "not arrived, or not reachable over the network: ";
+
 /// The host's leader has sent its close notice.
 struct PeerLeft : ConnectionLost {
   using ConnectionLost::ConnectionLost;

@@ -94,9 +94,8 @@ void LongMessages::checkTime(const Pending& one) {
   if (Clock::now() < deadlineAfter(request_.deadline, 2 * kGrace)) return;
   throw Error(
       ErrorKind::Timeout,
-      concat(multiHost_.prefix, "Timed out after ", request_.timeout.count(), " ms in ",
-             describe(request_.signature()), "; not arrived, or not reachable over the network: ",
-             multiHost_.memory->memberName(one.rank), kFindDelay));
+      multiHost_.prefix + timedOut(request_.signature(), request_.timeout,
+                                   concat(kUnreachable, multiHost_.memory->memberName(one.rank))));
 }
 
 }  // namespace fastcoll

@@ -1,7 +1,6 @@
 #include "segment_stream.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "../base/interrupt.hpp"
 #include "../base/log.hpp"
@@ -24,6 +23,25 @@ std::string describe(const Signature& signature) {
   return text + ")";
 }
 
+std::string mismatch(int rank, const std::string& mine, const std::string& member,
+                     const std::string& theirs) {
+  return concat("Detected mismatch between collectives on ranks: rank ", rank, " runs ", mine, ", ",
+                member, " runs ", theirs,
+                ". All ranks must issue the same collectives in the same order.");
+}
+
+std::string splitMismatch(const Signature& signature, int from, int to, std::uint64_t sent,
+                          std::uint64_t expected) {
+  return concat("Detected mismatch between collectives on ranks: in ", describe(signature),
+                " rank ", to, " expects ", expected, " bytes from rank ", from, ", which sends ",
+                sent, ". Give each rank the output splits that match its peers' input splits.");
+}
+
+std::string timedOut(const Signature& signature, Milliseconds timeout, const std::string& late) {
+  return concat("Timed out after ", timeout.count(), " ms in ", describe(signature), "; ", late,
+                kFindDelay);
+}
+
 bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected) {
   // all_to_all compares the bytes of each pair itself: the counts may differ.
   const bool counts = theirs.count == expected || mine.collective == Collective::AllToAll;
@@ -43,7 +61,9 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std:
       ringBytes_(ringBytes),
       spinMicros_(spinMicros),
       stores_(stores, ringBytes),
-      compared_(members_.size(), 0) {}
+      compared_(members_.size(), 0) {
+  for (int step = 1; step < size(); ++step) others_.push_back((rank_ + step) % size());
+}
 
 std::string SegmentStream::prefix() const {
   return errorHead(collectiveName(signature_.collective), memory_.identity(), signature_.seq);
@@ -69,7 +89,7 @@ void SegmentStream::begin(const Signature& signature,
 Segment SegmentStream::reserve(std::size_t bytes, bool large) {
   const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
   // Once large, always large within a collective: the large segments in flight exceed the small
-  // ring. Readers write into the large ring only: see giveBackRing().
+  // ring. Readers write into the large ring only: see giveBack().
   large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
   const std::size_t offset = reserved_ % ring;
@@ -115,8 +135,7 @@ std::uint8_t* SegmentStream::memoryOf(const Segment& segment) {
 void SegmentStream::awaitConsumed(std::uint64_t position) {
   if (position <= consumedByAll_) return;
   std::uint64_t least = ~std::uint64_t{0};
-  for (int step = 1; step < size(); ++step) {
-    const int peer = (rank() + step) % size();
+  for (const int peer : others_) {
     // Within a collective, compare first: a rank that runs another one never consumes this one's.
     if (position > next_ && compared_[peer] == 0) awaitArrival(peer);
     Progress& progress = memory_.block(memberOf(peer)).progress;
@@ -154,8 +173,7 @@ void SegmentStream::awaitArrival(int peer) {
 }
 
 void SegmentStream::awaitArrivals() {
-  for (int step = 1; step < size(); ++step) {
-    const int peer = (rank() + step) % size();
+  for (const int peer : others_) {
     if (compared_[peer] == 0) awaitArrival(peer);
   }
 }
@@ -214,14 +232,11 @@ void SegmentStream::compare(int peer) {
   const Signature theirs = signatureOf(peer);
   const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
   if (!agree(signature_, theirs, expected)) {
-    std::string wanted;
-    if (expected != signature_.count)
-      wanted = concat(" (which expects ", expected, " elements from it)");
-    fail(
-        ErrorKind::Backend,
-        concat("Detected mismatch between collectives on ranks: rank ", memory_.rank(), " runs ",
-               describe(signature_), wanted, ", ", memory_.memberName(memberOf(peer)), " runs ",
-               describe(theirs), ". All ranks must issue the same collectives in the same order."));
+    std::string mine = describe(signature_);
+    if (expected != signature_.count) {
+      mine += concat(" (which expects ", expected, " elements from it)");
+    }
+    fail(ErrorKind::Backend, mismatch(memory_.rank(), mine, memberName(peer), describe(theirs)));
   }
   compared_[peer] = 1;
 }
@@ -241,8 +256,7 @@ bool SegmentStream::shouldStop() {
   const auto now = Clock::now();
   if (now >= deadline_ && now >= deadlineAfter(deadline_, patience())) {
     stopKind_ = ErrorKind::Timeout;
-    stopCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(signature_), "; ",
-                        lateRanks(), kFindDelay);
+    stopCause_ = timedOut(signature_, timeout_, lateRanks());
     return true;
   }
   return false;

@@ -51,6 +51,9 @@ class SegmentStream : private WaitPolicy {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
+  /// The places of the other members, beginning with the next one, so that not all ranks read from
+  /// one at once.
+  const std::vector<int>& others() const { return others_; }
   /// The rank in the group of the member at this place.
   int memberOf(int place) const { return members_[place]; }
   /// Bytes of the large ring. A segment takes a quarter at most: three are in flight at once
@@ -163,6 +166,7 @@ class SegmentStream : private WaitPolicy {
   GroupMemory& memory_;
   const std::vector<int> members_;
   const int rank_;
+  std::vector<int> others_;
   const std::size_t ringBytes_;
   const int spinMicros_;
   RingStores stores_;  // of the large ring
@@ -191,5 +195,15 @@ bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expecte
 
 /// "all_reduce(seq 17, float32[1000], SUM)"
 std::string describe(const Signature& signature);
+
+// The causes of errors that a stream and the connections between hosts share.
+/// `mine`, `theirs`: what the rank and the member of that name run.
+std::string mismatch(int rank, const std::string& mine, const std::string& member,
+                     const std::string& theirs);
+/// Both ends of a pair announced different bytes.
+std::string splitMismatch(const Signature& signature, int from, int to, std::uint64_t sent,
+                          std::uint64_t expected);
+/// `late`: which ranks the collective waits for.
+std::string timedOut(const Signature& signature, Milliseconds timeout, const std::string& late);
 
 }  // namespace fastcoll

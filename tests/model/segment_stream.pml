@@ -5,7 +5,7 @@
  * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
  * With WRITES_BACK readers write their part of a segment, as in an all-reduce, and its owner reads the
- * parts of the segment before the present one; giveBackRing() of group_memory.cpp ends it.
+ * parts of the segment before the present one; giveBack() of group_memory.cpp ends it.
  *
  * Shown for all interleavings:
  *   - no wake-up is lost: nobody sleeps for ever (no invalid end state). Slices of a wait end only
