@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <thread>
 
@@ -147,11 +146,12 @@ GroupMemory::~GroupMemory() {
   if (!keep_) {
     const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
     try {
-      if (large != 0) giveBackRing(large);
+      // Without a fault, close() has found that no peer uses the ring any more.
+      if (large != 0) aborted() ? giveBack(large) : arena().release(large);
       for (const auto& [offset, use] : allocated_) {
-        use == Peers::Write ? giveBackCounts(offset) : arena().retire(offset);
+        use == Peers::Write ? giveBack(offset) : arena().retire(offset);
       }
-      giveBackCounts(blockOffset_);
+      giveBack(blockOffset_);
     } catch (const std::bad_alloc&) {
       // There is no memory for the list of writers, so the extents stay with the arena.
     }
@@ -160,49 +160,23 @@ GroupMemory::~GroupMemory() {
   process_->prune();
 }
 
-/// After a fault, a peer that is stopped or has not detected it may still use the ring: it reads
-/// segments, and writes bytes for their owner. So the memory is not reused before such a peer has
-/// consumed all segments, left or died. A peer that has left has ended its collectives.
-void GroupMemory::giveBackRing(std::uint64_t offset) {
-  const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
-  const auto uses = [published](const Instance& peer) {
-    return peer.block->progress.consumed.load(std::memory_order_acquire) < published;
-  };
-  const auto finished = [uses](const Instance& peer) {
-    return peer.process->died() || peer.left() || !uses(peer);
-  };
-  bool used = aborted();
-  std::vector<Instance> writers;
-  for (int peer = 0; peer < identity_.size; ++peer) {
-    if (peer == identity_.rank || !isBound(peer)) continue;
-    const Instance& there = *member(peer);
-    used = used || uses(there);
-    if (!finished(there)) writers.push_back(there);
-  }
-  if (!used) return arena().release(offset);
-  retireAfter(offset, std::move(writers), finished);
-}
-
-/// The same for the control block and the pair channels, in which peers change counters and record
-/// faults. It applies without a fault too, if a peer still counts as asleep.
-void GroupMemory::giveBackCounts(std::uint64_t offset) {
+/// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
+/// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
+/// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
+/// too, if a peer still counts as asleep.
+void GroupMemory::giveBack(std::uint64_t offset) {
   std::vector<Instance> writers;
   if (aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0) {
     for (const auto& [peer, bound] : everBound_) writers.push_back(*bound);
   }
-  retireAfter(offset, std::move(writers),
-              [](const Instance& peer) { return peer.process->died() || peer.left(); });
-}
-
-/// Retires the memory once `over` holds for all writers: now, or in a later retireHeld().
-void GroupMemory::retireAfter(std::uint64_t offset, std::vector<Instance> writers, Over over) {
   // Drop finished writers at once, because an Instance keeps its process's memory mapped.
-  auto done = [writers = std::move(writers), over = std::move(over)]() mutable {
-    writers.erase(std::remove_if(writers.begin(), writers.end(), over), writers.end());
+  auto over = [writers = std::move(writers)]() mutable {
+    const auto ended = [](const Instance& peer) { return peer.process->died() || peer.left(); };
+    writers.erase(std::remove_if(writers.begin(), writers.end(), ended), writers.end());
     return writers.empty();
   };
-  if (done()) return arena().retire(offset);
-  process_->hold(offset, std::move(done));
+  if (over()) return arena().retire(offset);
+  process_->hold(offset, std::move(over));
 }
 
 std::uint64_t GroupMemory::allocate(std::size_t bytes, Peers use) {

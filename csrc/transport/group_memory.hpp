@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -121,10 +120,7 @@ class GroupMemory {
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept;
   void tellAll(ErrorKind kind, std::string cause) noexcept;
-  void giveBackRing(std::uint64_t offset);
-  void giveBackCounts(std::uint64_t offset);
-  using Over = std::function<bool(const Instance&)>;
-  void retireAfter(std::uint64_t offset, std::vector<Instance> writers, Over over);
+  void giveBack(std::uint64_t offset);
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;
