@@ -23,8 +23,6 @@ ProcessGroupFastcoll::DeviceFactory& deviceFactory() {
 
 }  // namespace
 
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 void ProcessGroupFastcoll::setDeviceFactory(DeviceFactory factory) {
   deviceFactory() = std::move(factory);
 }
@@ -92,7 +90,7 @@ WeakRegistry<DeviceEngine>& ProcessGroupFastcoll::deviceRegistry() {
 
 /// Called when torch binds this process to a device. Makes the communicator at once.
 void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
-  guarded([&] {
+  translated([&] {
     if (!isServed(device.type())) return;
     deviceEngine(device.type()).connect(device);
     const std::lock_guard<std::mutex> lock(deviceMutex_);

@@ -33,11 +33,12 @@
 
 namespace fastcoll {
 
+using Tensors = std::vector<at::Tensor>;
+using WorkRef = c10::intrusive_ptr<c10d::Work>;
+
 class ProcessGroupFastcoll : public c10d::Backend {
  public:
   using Options = fastcoll::Options;
-  using Tensors = std::vector<at::Tensor>;
-  using WorkRef = c10::intrusive_ptr<c10d::Work>;
   /// Makes the function that connects hosts by Gloo.
   using GlooFactory = std::function<GlooNetwork::Maker()>;
   static void setGlooFactory(GlooFactory factory);
@@ -179,7 +180,6 @@ class ProcessGroupFastcoll : public c10d::Backend {
   trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
 
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
-  CallSite site(const CallType& type) const { return {type.name, &name_, rank_, size_, &type}; }
   // The bodies of the calls, one for each shape.
   WorkRef allReduce(const CallSite& site, const Tensors& tensors,
                     const c10d::AllreduceOptions& opts, const Fusion* fusion = nullptr,
@@ -204,9 +204,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// Runs the body of a call and translates its exceptions to torch's. An exception also ends a
   /// batch under collection, which torch would not end.
   template <typename Body>
-  auto guarded(Body&& body) -> decltype(body()) {
+  WorkRef guarded(const CallType& type, Body body) {
     try {
-      return translated(std::forward<Body>(body));
+      return body(CallSite{type.name, &name_, rank_, size_, &type});
+    } catch (const Error& error) {
+      stopCollecting();
+      throwAsTorch(error);
     } catch (...) {
       stopCollecting();
       throw;
@@ -251,7 +254,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   const std::shared_ptr<MessageNumbers> messageNumbers_ = std::make_shared<MessageNumbers>();
 
   std::mutex coalescingMutex_;
-  std::thread::id coalescingThread_;  // between startCoalescing and endCoalescing
+  /// Between startCoalescing and endCoalescing. A thread looks for its own id without the lock.
+  std::atomic<std::thread::id> coalescingThread_{std::thread::id()};
   std::vector<WorkRef> coalesced_;
   std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
 

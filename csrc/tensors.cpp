@@ -1,7 +1,6 @@
 #include "tensors.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
@@ -10,23 +9,6 @@
 
 namespace fastcoll {
 namespace {
-
-// Elements cannot overlap if, sorted by stride, each stride is larger than the reach of all smaller
-// ones.
-bool mayOverlapItself(const at::Tensor& tensor) {
-  if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return false;
-  std::vector<int64_t> order(tensor.dim());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](int64_t a, int64_t b) { return tensor.stride(a) < tensor.stride(b); });
-  int64_t reach = 0;
-  for (const int64_t dim : order) {
-    if (tensor.size(dim) == 1) continue;
-    if (tensor.stride(dim) <= reach) return true;
-    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return false;
-}
 
 bool needsStaging(const at::Tensor& tensor) {
   return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
@@ -57,10 +39,6 @@ std::pair<const char*, const char*> spanOf(const at::Tensor& tensor) {
 std::atomic<std::uint64_t>& served() {
   static std::atomic<std::uint64_t> bits{std::uint64_t{1} << int(c10::kCUDA)};
   return bits;
-}
-
-std::size_t bytesOf(const at::Tensor& tensor) {
-  return tensor.numel() * tensor.element_size();
 }
 
 }  // namespace
@@ -112,12 +90,24 @@ void requireDense(const CallSite& call, const at::Tensor& tensor) {
   }
 }
 
+// Elements cannot overlap if, sorted by stride, each stride is larger than the reach of all smaller
+// ones.
 void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
-  if (mayOverlapItself(tensor)) {
-    throw Error(
-        ErrorKind::Value,
-        concat(call.prefix(), "the elements of an output overlap each other: sizes ",
-               tensor.sizes(), ", strides ", tensor.strides(), ". Use .contiguous() or .clone()."));
+  if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return;
+  std::vector<int64_t> order(tensor.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](int64_t a, int64_t b) { return tensor.stride(a) < tensor.stride(b); });
+  int64_t reach = 0;
+  for (const int64_t dim : order) {
+    if (tensor.size(dim) == 1) continue;
+    if (tensor.stride(dim) <= reach) {
+      throw Error(ErrorKind::Value,
+                  concat(call.prefix(), "the elements of an output overlap each other: sizes ",
+                         tensor.sizes(), ", strides ", tensor.strides(),
+                         ". Use .contiguous() or .clone()."));
+    }
+    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
 }
 
@@ -147,39 +137,22 @@ bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list,
   return false;
 }
 
-const at::Tensor& TensorTask::keepPlaceFor(const at::Tensor& tensor, bool copy) {
-  const bool copied = copy || needsStaging(tensor);
-  alive_.push_back(copied ? at::empty(tensor.sizes(), tensor.options().requires_grad(false))
+void TensorTask::add(const at::Tensor& tensor, Message* in, Message* out, bool copy) {
+  admit(tensor);
+  if (tensor.numel() == 0) return;
+  if (out != nullptr) requireNoOverlap(site, tensor);
+  const bool staged = copy || needsStaging(tensor);
+  alive_.push_back(staged ? at::empty(tensor.sizes(), tensor.options().requires_grad(false))
                           : tensor);
-  return alive_.back();
-}
-
-void TensorTask::addInput(Message& message, const at::Tensor& tensor, bool copy) {
-  admit(tensor);
-  if (tensor.numel() == 0) return;
-  const at::Tensor& place = keepPlaceFor(tensor, copy);
-  if (!place.is_same(tensor)) before_.push_back({tensor, place});
-  message.append(place.data_ptr(), bytesOf(place));
-}
-
-void TensorTask::addOutput(Message& message, const at::Tensor& tensor, bool copy) {
-  admit(tensor);
-  if (tensor.numel() == 0) return;
-  requireNoOverlap(site, tensor);
-  const at::Tensor& place = keepPlaceFor(tensor, copy);
-  if (!place.is_same(tensor)) after_.push_back({place, tensor});
+  const at::Tensor& place = alive_.back();
+  if (in != nullptr) {
+    if (staged) before_.push_back({tensor, place});
+    in->append(place.data_ptr(), place.nbytes());
+  }
+  if (out == nullptr) return;
+  if (staged) after_.push_back({place, tensor});
   written_.push_back(tensor);
-  message.append(place.data_ptr(), bytesOf(place));
-}
-
-void TensorTask::addInput(const at::Tensor& tensor, bool copy) {
-  request.in.resize(1);
-  addInput(request.in[0], tensor, copy);
-}
-
-void TensorTask::addOutput(const at::Tensor& tensor, bool copy) {
-  request.out.resize(1);
-  addOutput(request.out[0], tensor, copy);
+  out->append(place.data_ptr(), place.nbytes());
 }
 
 std::vector<at::Tensor> TensorTask::rowFor(const std::vector<at::Tensor>& tensors, bool even) {
@@ -195,7 +168,7 @@ void TensorTask::addInputs(const std::vector<at::Tensor>& tensors, bool even) {
   const auto row = rowFor(tensors, even);
   request.in.resize(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    addInput(request.in[i], row.empty() ? tensors[i] : row[i]);
+    add(row.empty() ? tensors[i] : row[i], &request.in[i], nullptr);
     if (!row.empty()) before_.push_back({tensors[i], row[i].view(tensors[i].sizes())});
   }
 }
@@ -205,14 +178,14 @@ void TensorTask::addOutputs(const std::vector<at::Tensor>& tensors, bool even) {
   request.out.resize(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (row.empty()) {
-      addOutput(request.out[i], tensors[i]);
+      add(tensors[i], nullptr, &request.out[i]);
       continue;
     }
     requireNoOverlap(site, tensors[i]);
     written_.push_back(tensors[i]);
     alive_.push_back(row[i]);
     after_.push_back({row[i].view(tensors[i].sizes()), tensors[i]});
-    request.out[i].append(row[i].data_ptr(), bytesOf(row[i]));
+    request.out[i].append(row[i].data_ptr(), row[i].nbytes());
   }
 }
 
@@ -227,24 +200,14 @@ void TensorTask::cut(const Message& whole, std::vector<Message>& into) {
 
 void TensorTask::addInputParts(const at::Tensor& whole) {
   Message all;
-  addInput(all, whole);
+  add(whole, &all, nullptr);
   cut(all, request.in);
 }
 
 void TensorTask::addOutputParts(const at::Tensor& whole) {
   Message all;
-  addOutput(all, whole);
+  add(whole, nullptr, &all);
   cut(all, request.out);
-}
-
-void TensorTask::addInPlace(Request& part, const at::Tensor& tensor) {
-  part.in.resize(1);
-  part.out.resize(1);
-  addOutput(part.out[0], tensor);
-  if (tensor.numel() == 0) return;
-  const at::Tensor& place = alive_.back();
-  if (!place.is_same(tensor)) before_.push_back({tensor, place});
-  part.in[0].append(place.data_ptr(), bytesOf(place));
 }
 
 std::vector<at::Tensor> TensorTask::memoryOf() const {
@@ -260,13 +223,15 @@ void TensorTask::prepare() {
   for (const Copy& copy : before_) copy.to.copy_(copy.from);
 }
 
-void TensorTask::transfer(const RunOne& runOne) {
-  if (parts.empty()) return runOne(request);
+void TensorTask::run(CpuEngine& engine) {
+  prepare();
+  if (parts.empty()) engine.run(request);
   for (Request& part : parts) {
     part.seq = request.seq;
     part.timeout = request.timeout;
-    runOne(part);
+    engine.run(part);
   }
+  finish();
 }
 
 void TensorTask::finish() {
@@ -278,11 +243,6 @@ void TensorTask::finish() {
   for (const at::Tensor& tensor : written_) {
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }
-}
-
-bool TensorTask::countsChangesInStock() const {
-  if (site.type->countsChanges == CountsChanges::OnCpu) return !onDevice();
-  return site.type->countsChanges == CountsChanges::Always;
 }
 
 }  // namespace fastcoll

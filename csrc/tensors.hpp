@@ -49,13 +49,23 @@ class TensorTask : public Task {
   /// Several requests, for several dtypes or uneven pieces. While empty, `request` alone is used.
   std::vector<Request> parts;
 
-  /// Adds the bytes of a tensor that is read. `copy`: adds a copy of it.
-  void addInput(Message& message, const at::Tensor& tensor, bool copy = false);
-  /// Adds the bytes of a tensor that is written; throws Error(Value) if its elements overlap.
-  void addOutput(Message& message, const at::Tensor& tensor, bool copy = false);
-  /// The same, to the request's only input or output message.
-  void addInput(const at::Tensor& tensor, bool copy = false);
-  void addOutput(const at::Tensor& tensor, bool copy = false);
+  /// Adds the bytes of a tensor: to `in` if it is read, to `out` if it is written. `copy`: adds a
+  /// copy of it. Throws Error(Value) if it is written and its elements overlap.
+  void add(const at::Tensor& tensor, Message* in, Message* out, bool copy = false);
+  /// Adds a tensor to the request's only input message, to its only output message, or to both.
+  void addInput(const at::Tensor& tensor, bool copy = false) {
+    request.in.resize(1);
+    add(tensor, &request.in[0], nullptr, copy);
+  }
+  void addOutput(const at::Tensor& tensor, bool copy = false) {
+    request.out.resize(1);
+    add(tensor, nullptr, &request.out[0], copy);
+  }
+  void addInPlace(const at::Tensor& tensor) {
+    request.in.resize(1);
+    request.out.resize(1);
+    add(tensor, &request.in[0], &request.out[0]);
+  }
   /// Adds a list of tensors, one for each rank; `even`: all have one length. Devices then get them
   /// in a row, copied if needed, because NCCL moves a row by one call.
   void addInputs(const std::vector<at::Tensor>& tensors, bool even);
@@ -63,8 +73,6 @@ class TensorTask : public Task {
   /// Adds one tensor, with a part of equal length for each rank.
   void addInputParts(const at::Tensor& whole);
   void addOutputParts(const at::Tensor& whole);
-  /// Adds one tensor that is read and written in place to the only messages of a request.
-  void addInPlace(Request& part, const at::Tensor& tensor);
 
   /// The device of all its tensors; nullopt while there are none.
   std::optional<c10::Device> device() const { return device_; }
@@ -77,12 +85,11 @@ class TensorTask : public Task {
   std::function<void()> before;
   /// Whether finish() counts the outputs as changed.
   bool countsChanges = false;
-  /// Whether the stock backend does so, for such a call on this device.
-  bool countsChangesInStock() const;
 
-  void prepare() override;
-  void transfer(const RunOne& runOne) override;
-  void finish() override;
+  void run(CpuEngine& engine) override;
+  /// Before and after the transfer: copy tensors that are not one run of memory in and out.
+  void prepare();
+  void finish();
 
  private:
   struct Copy {
@@ -90,8 +97,6 @@ class TensorTask : public Task {
     at::Tensor to;
   };
   void admit(const at::Tensor& tensor);
-  /// Keeps the tensor whose memory is transferred for this one: itself, or an empty copy.
-  const at::Tensor& keepPlaceFor(const at::Tensor& tensor, bool copy);
   /// A row of memory with a part for each of the tensors; empty if they need none.
   std::vector<at::Tensor> rowFor(const std::vector<at::Tensor>& tensors, bool even);
   /// Cuts a message of one run of memory, and adds a part to the message of each rank.

@@ -108,15 +108,9 @@ float WorkFastcoll::getDuration() const {
 bool CollectiveWork::waitForTransfer(std::optional<TimePoint> until) {
   const auto engine = this->engine();
   if (engine == nullptr) return true;
-  if (until) return engine->waitUntil(*completion_, *until);
-  engine->wait(*completion_);
+  if (until) return engine->waitUntil(*this, *until);
+  engine->wait(*this);
   return true;
-}
-
-void CollectiveWork::transferEnded() noexcept {
-  // An inline work has no completion.
-  if (completion_ != nullptr) completion_->done.store(true, std::memory_order_release);
-  EngineWork::transferEnded();
 }
 
 bool PointToPointWork::isCompleted() {

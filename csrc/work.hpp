@@ -104,21 +104,19 @@ class EngineWork : public WorkFastcoll {
   std::shared_ptr<CpuEngine> engine_;
 };
 
-/// A collective.
-class CollectiveWork : public EngineWork {
+/// A collective. Its task reports its end to it.
+class CollectiveWork : public EngineWork, public Completion {
  public:
   using EngineWork::EngineWork;
-  void attach(std::shared_ptr<CpuEngine> engine, std::shared_ptr<Completion> completion) {
-    completion_ = std::move(completion);
-    EngineWork::attach(std::move(engine));
-  }
+  void complete(std::exception_ptr ended) noexcept override { markDone(std::move(ended)); }
+  bool callsBack() override { return EngineWork::callsBack(); }
 
  protected:
   bool waitForTransfer(std::optional<TimePoint> until) override;
-  void transferEnded() noexcept override;
-
- private:
-  std::shared_ptr<Completion> completion_;
+  void transferEnded() noexcept override {
+    done.store(true, std::memory_order_release);
+    EngineWork::transferEnded();
+  }
 };
 
 /// A send or receive.

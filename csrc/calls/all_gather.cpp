@@ -6,9 +6,6 @@
 
 namespace fastcoll {
 
-using Tensors = ProcessGroupFastcoll::Tensors;
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 WorkRef ProcessGroupFastcoll::allGather(const CallSite& site, const Tensors& outputs,
                                         const Tensors& inputs, const c10d::AllgatherOptions& opts) {
   paired(site, outputs, inputs);
@@ -52,8 +49,7 @@ WorkRef ProcessGroupFastcoll::allGatherLists(const CallSite& site,
 
 WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                         const c10d::AllgatherOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllGather);
+  return guarded(calls::AllGather, [&](const CallSite& site) {
     single(site, inputs);
     const Tensors& list = onePerRank(site, outputs, "output tensors");
     return allGatherLists(site, outputs, inputs, list, opts);
@@ -62,8 +58,7 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
 
 WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllGatherCoalesced);
+  return guarded(calls::AllGatherCoalesced, [&](const CallSite& site) {
     if (outputs.size() != static_cast<std::size_t>(size_)) {
       refuse(site, concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
     }
@@ -84,14 +79,14 @@ WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs,
 
 WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& input,
                                               const c10d::AllgatherOptions& opts) {
-  return guarded(
-      [&] { return allGather(site(calls::AllGatherIntoTensor), {output}, {input}, opts); });
+  return guarded(calls::AllGatherIntoTensor,
+                 [&](const CallSite& site) { return allGather(site, {output}, {input}, opts); });
 }
 
 WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const c10d::AllgatherOptions& opts) {
-  return guarded(
-      [&] { return allGather(site(calls::AllGatherIntoTensorCoalesced), outputs, inputs, opts); });
+  return guarded(calls::AllGatherIntoTensorCoalesced,
+                 [&](const CallSite& site) { return allGather(site, outputs, inputs, opts); });
 }
 
 }  // namespace fastcoll

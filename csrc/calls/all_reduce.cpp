@@ -11,10 +11,6 @@
 #include "process_group.hpp"
 
 namespace fastcoll {
-
-using Tensors = ProcessGroupFastcoll::Tensors;
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 namespace {
 
 /// The tensors, grouped by dtype in the order of first appearance.
@@ -33,13 +29,14 @@ std::vector<Tensors> byType(const Tensors& tensors) {
 void addTensors(TensorTask& task, Request& request, const Tensors& tensors,
                 const c10d::ReduceOp& op, const Fusion* fusion) {
   const DType dtype = dtypeOf(tensors[0].scalar_type());
-  const Message empty = setWire(task, request, dtype, fusion);
+  request.dtype = dtype;
+  const Message empty = fusion == nullptr ? Message() : setWire(task, request, dtype, *fusion);
   request.hasWireDtype = request.dtype != dtype;
   request.in.assign(1, empty);
   request.out.assign(1, empty);
   request.count = 0;
   for (const at::Tensor& tensor : tensors) {
-    task.addInPlace(request, tensor);
+    task.add(tensor, &request.in[0], &request.out[0]);
     request.count += tensor.numel();
   }
   setReduction(task, request, op);
@@ -67,8 +64,7 @@ WorkRef ProcessGroupFastcoll::allReduce(const CallSite& site, const Tensors& ten
 }
 
 WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllReduce);
+  return guarded(calls::AllReduce, [&](const CallSite& site) {
     if (single(site, tensors).layout() == at::kSparse) return allreduce_sparse(tensors, opts);
     return allReduce(site, tensors, opts);
   });
@@ -76,8 +72,7 @@ WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceO
 
 WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
                                                   const c10d::AllreduceCoalescedOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllReduceCoalesced);
+  return guarded(calls::AllReduceCoalesced, [&](const CallSite& site) {
     oneType(site, tensors);
     return allReduce(site, tensors, opts);
   });
@@ -86,8 +81,7 @@ WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
 WorkRef ProcessGroupFastcoll::allreduceList(const Tensors& tensors,
                                             const c10d::AllreduceOptions& opts,
                                             std::shared_ptr<const AllReduceOptions> onDevice) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllReduceCoalesced);
+  return guarded(calls::AllReduceCoalesced, [&](const CallSite& site) {
     if (tensors.empty()) {
       refuse(site, "at least one tensor", "an empty list");
     }
@@ -102,8 +96,7 @@ WorkRef ProcessGroupFastcoll::allreduceList(const Tensors& tensors,
 WorkRef ProcessGroupFastcoll::allreduceFused(const Tensors& tensors,
                                              const c10d::AllreduceOptions& opts,
                                              const Fusion& fusion) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllReduceFused);
+  return guarded(calls::AllReduceFused, [&](const CallSite& site) {
     oneType(site, tensors);
     return allReduce(site, tensors, opts, &fusion);
   });

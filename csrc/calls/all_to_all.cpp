@@ -8,10 +8,6 @@
 #include "process_group.hpp"
 
 namespace fastcoll {
-
-using Tensors = ProcessGroupFastcoll::Tensors;
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 namespace {
 
 /// Cuts a tensor into a message for each rank. `splits` count rows of the first dimension; none
@@ -60,8 +56,7 @@ WorkRef ProcessGroupFastcoll::allToAll(std::shared_ptr<TensorTask> task, Call ca
 
 WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
                                        const c10d::AllToAllOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllToAll);
+  return guarded(calls::AllToAll, [&](const CallSite& site) {
     const std::size_t ranks = size_;
     if (outputs.size() != ranks || inputs.size() != ranks) {
       refuse(site, concat(size_, " inputs and ", size_, " outputs, one per rank"),
@@ -82,16 +77,15 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
                                             std::vector<int64_t>& outputSplits,
                                             std::vector<int64_t>& inputSplits,
                                             const c10d::AllToAllOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllToAllSingle);
+  return guarded(calls::AllToAllSingle, [&](const CallSite& site) {
     sameType(site, input, output);
     auto task = std::make_shared<TensorTask>(site, input);
     // Clone a shared input: output pieces would overwrite input pieces that are not sent yet.
     const bool shared = input.numel() > 0 && input.is_alias_of(output);
     Message wholeIn;
     Message wholeOut;
-    task->addInput(wholeIn, shared ? input.clone() : input);
-    task->addOutput(wholeOut, output);
+    task->add(shared ? input.clone() : input, &wholeIn, nullptr);
+    task->add(output, nullptr, &wholeOut);
     task->request.in = splitRows(site, input, inputSplits, "input", wholeIn);
     task->request.out = splitRows(site, output, outputSplits, "output", wholeOut);
     return allToAll(std::move(task), {opts.asyncOp, opts.timeout, {input}, {output}});

@@ -3,11 +3,9 @@
 
 namespace fastcoll {
 
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
-  return guarded([&] {
-    auto task = std::make_shared<TensorTask>(site(calls::Barrier));
+  return guarded(calls::Barrier, [&](const CallSite& site) {
+    auto task = std::make_shared<TensorTask>(site);
     task->before = behindDevice(opts);
     return launch(std::move(task), {opts.asyncOp, opts.timeout, {}, {}});
   });

@@ -10,7 +10,7 @@ namespace fastcoll {
 
 void ProcessGroupFastcoll::stopCollecting() {
   std::lock_guard<std::mutex> lock(coalescingMutex_);
-  if (coalescingThread_ != std::this_thread::get_id()) return;
+  if (coalescingThread_.load() != std::this_thread::get_id()) return;
   coalescingThread_ = std::thread::id();
   coalesced_.clear();
   for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was discarded", false);
@@ -18,44 +18,25 @@ void ProcessGroupFastcoll::stopCollecting() {
 }
 
 bool ProcessGroupFastcoll::collecting(WorkRef& work) {
+  if (coalescingThread_.load() != std::this_thread::get_id()) return false;
   std::lock_guard<std::mutex> lock(coalescingMutex_);
-  if (coalescingThread_ != std::this_thread::get_id()) return false;
   if (work != nullptr) coalesced_.push_back(std::move(work));
   work = nullptr;
   return true;
 }
 
-namespace {
-
-/// Completes a work.
-class WorkCompletion : public Completion {
- public:
-  explicit WorkCompletion(c10::intrusive_ptr<CollectiveWork> work) : work_(std::move(work)) {}
-  void complete(std::exception_ptr ended) noexcept override {
-    std::exchange(work_, nullptr)->markDone(std::move(ended));
-  }
-  bool callsBack() override { return work_->callsBack(); }
-
- private:
-  c10::intrusive_ptr<CollectiveWork> work_;
-};
-
-}  // namespace
-
-ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
-                                                           Call call) {
-  task->countsChanges = countsAllChanges_ || task->countsChangesInStock();
-  if (task->onDevice()) {
-    return launchOnDevice(std::move(task), std::move(call));
-  }
+WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task, Call call) {
+  const CallType& type = *task->site.type;
+  task->countsChanges = countsAllChanges_ || type.countsChanges == CountsChanges::Always ||
+                        (type.countsChanges == CountsChanges::OnCpu && !task->onDevice());
+  if (task->onDevice()) return launchOnDevice(std::move(task), std::move(call));
   WorkTerms terms = termsOf(call.timeout);  // lives to the end of a call that makes no work
   task->request.timeout = terms.timeout;
   trace::Record draft;
   describe(draft, *task, call);
   task->draft = draft.group == 0 ? nullptr : &draft;
   const bool profiled = at::hasCallbacks();
-  WorkRef none;
-  const bool coalescing = collecting(none);
+  const bool coalescing = coalescingThread_.load() == std::this_thread::get_id();
   if (!call.async && !profiled && !coalescing && !listsWorks()) {
     engine_->runInline(task);
     return nullptr;
@@ -64,7 +45,6 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1,
                      false);
   }
-  const CallType& type = *task->site.type;
   auto work = c10::make_intrusive<CollectiveWork>(rank_, type.type, type.title,
                                                   std::optional<Tensors>(std::move(call.inputs)),
                                                   std::move(call.outputs), 0, std::move(terms));
@@ -80,8 +60,8 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     work->markDone(nullptr);
     return work;
   }
-  task->completion = std::make_shared<WorkCompletion>(work);
-  work->attach(engine_, task->completion);
+  task->completion = {work.get(), [work](Completion*) {}};  // keeps the work
+  work->attach(engine_);
   try {
     work->setSequence(engine_->submit(std::move(task)));
   } catch (...) {

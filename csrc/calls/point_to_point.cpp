@@ -40,8 +40,6 @@ class TensorMessage : public PointToPointOp {
 
 }  // namespace
 
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer,
                                                  int tag) {
   const bool send = site.type->collective == Collective::Send;
@@ -87,11 +85,7 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   const bool profiled = at::hasCallbacks();
   auto op = std::make_shared<TensorMessage>();
   op->task.emplace(site);
-  if (send) {
-    op->task->addInput(op->message, tensor);
-  } else {
-    op->task->addOutput(op->message, tensor);
-  }
+  op->task->add(tensor, send ? &op->message : nullptr, send ? nullptr : &op->message);
   op->send = send;
   op->peer = peer;
   op->tag = tag;
@@ -120,8 +114,7 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
 }
 
 WorkRef ProcessGroupFastcoll::message(const CallType& type, Tensors& tensors, int peer, int tag) {
-  return guarded([&] {
-    const CallSite site = this->site(type);
+  return guarded(type, [&](const CallSite& site) {
     WorkRef work = launchPointToPoint(site, single(site, tensors), peer, tag);
     collecting(work);
     return work;

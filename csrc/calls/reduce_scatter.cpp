@@ -7,9 +7,6 @@
 
 namespace fastcoll {
 
-using Tensors = ProcessGroupFastcoll::Tensors;
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, const Tensors& outputs,
                                             const Tensors& inputs,
                                             const c10d::ReduceScatterOptions& opts,
@@ -18,7 +15,10 @@ WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, const Tensors&
   auto task = std::make_shared<TensorTask>(site, outputs);
   Request& request = task->request;
   const DType to = request.dtype;  // that of the outputs
-  request.in.assign(size_, setWire(*task, request, dtypeOf(inputs[0].scalar_type()), fusion));
+  request.dtype = dtypeOf(inputs[0].scalar_type());
+  if (fusion != nullptr) {
+    request.in.assign(size_, setWire(*task, request, request.dtype, *fusion));
+  }
   request.outputFloat32 = fusion != nullptr && to != request.dtype;
   if (request.outputFloat32) {
     named(site, [&] { wireCast(request.dtype); });
@@ -39,29 +39,28 @@ WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, const Tensors&
 
 WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                    const c10d::ReduceScatterOptions& opts) {
-  return guarded(
-      [&] { return reduceScatter(site(calls::ReduceScatterTensor), {output}, {input}, opts); });
+  return guarded(calls::ReduceScatterTensor, [&](const CallSite& site) {
+    return reduceScatter(site, {output}, {input}, opts);
+  });
 }
 
 WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return guarded([&] {
-    return reduceScatter(site(calls::ReduceScatterTensorCoalesced), outputs, inputs, opts);
-  });
+  return guarded(calls::ReduceScatterTensorCoalesced,
+                 [&](const CallSite& site) { return reduceScatter(site, outputs, inputs, opts); });
 }
 
 WorkRef ProcessGroupFastcoll::reduceScatterFused(const at::Tensor& output, const at::Tensor& input,
                                                  const c10d::ReduceScatterOptions& opts,
                                                  const Fusion& fusion) {
-  return guarded([&] {
-    return reduceScatter(site(calls::ReduceScatterFused), {output}, {input}, opts, &fusion);
+  return guarded(calls::ReduceScatterFused, [&](const CallSite& site) {
+    return reduceScatter(site, {output}, {input}, opts, &fusion);
   });
 }
 
 WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                              const c10d::ReduceScatterOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::ReduceScatter);
+  return guarded(calls::ReduceScatter, [&](const CallSite& site) {
     const at::Tensor& output = single(site, outputs);
     const Tensors& in = onePerRank(site, inputs, "input tensors");
     const std::size_t mine = rank_;

@@ -2,31 +2,26 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "calls/checks.hpp"
 #include "reduce/reduce.hpp"
 
 namespace fastcoll {
 namespace {
 
-ReduceOp operationOf(const CallSite& site, const c10d::ReduceOp& op) {
-  using Torch = c10d::ReduceOp;
-  static constexpr std::pair<Torch::RedOpType, ReduceOp> kAll[] = {
-      {Torch::SUM, ReduceOp::Sum},
-      {Torch::AVG, ReduceOp::Avg},
-      {Torch::MIN, ReduceOp::Min},
-      {Torch::MAX, ReduceOp::Max},
-      {Torch::BAND, ReduceOp::BitAnd},
-      {Torch::BOR, ReduceOp::BitOr},
-      {Torch::BXOR, ReduceOp::BitXor},
-      {Torch::PRODUCT, ReduceOp::Product},
-      {Torch::PREMUL_SUM, ReduceOp::PreMulSum},
-  };
-  for (const auto& [torch, ours] : kAll) {
-    if (torch == op.op_) return ours;
-  }
-  refuse(site, "a reduction of ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM",
-         concat("operation ", static_cast<int>(op.op_)));
-}
+constexpr std::pair<c10d::ReduceOp::RedOpType, ReduceOp> kOperations[] = {
+    {c10d::ReduceOp::SUM, ReduceOp::Sum},
+    {c10d::ReduceOp::AVG, ReduceOp::Avg},
+    {c10d::ReduceOp::MIN, ReduceOp::Min},
+    {c10d::ReduceOp::MAX, ReduceOp::Max},
+    {c10d::ReduceOp::BAND, ReduceOp::BitAnd},
+    {c10d::ReduceOp::BOR, ReduceOp::BitOr},
+    {c10d::ReduceOp::BXOR, ReduceOp::BitXor},
+    {c10d::ReduceOp::PRODUCT, ReduceOp::Product},
+    {c10d::ReduceOp::PREMUL_SUM, ReduceOp::PreMulSum},
+};
 
 void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
@@ -56,14 +51,21 @@ void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
 }  // namespace
 
 void setReduction(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
-  request.op = operationOf(task.site, op);
+  const auto* known = std::find_if(std::begin(kOperations), std::end(kOperations),
+                                   [&op](const auto& pair) { return pair.first == op.op_; });
+  if (known == std::end(kOperations)) {
+    refuse(task.site,
+           "a reduction of ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM",
+           concat("operation ", static_cast<int>(op.op_)));
+  }
+  request.op = known->second;
   if (request.op == ReduceOp::PreMulSum) setFactor(task, request, op);
   if (task.onDevice()) return;  // the library checks it
   named(task.site, [&] { reduceFunction(request.dtype, request.op); });
 }
 
-Message setWire(const TensorTask& task, Request& request, DType dtype, const Fusion* fusion) {
-  request.dtype = fusion != nullptr && fusion->wire ? dtypeOf(*fusion->wire) : dtype;
+Message setWire(const TensorTask& task, Request& request, DType dtype, const Fusion& fusion) {
+  request.dtype = fusion.wire ? dtypeOf(*fusion.wire) : dtype;
   if (request.dtype == dtype) return {};
   if (dtype != DType::Float32) {
     throw Error(ErrorKind::Type,

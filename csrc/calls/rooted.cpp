@@ -6,12 +6,8 @@
 
 namespace fastcoll {
 
-using Tensors = ProcessGroupFastcoll::Tensors;
-using WorkRef = ProcessGroupFastcoll::WorkRef;
-
 WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::Broadcast);
+  return guarded(calls::Broadcast, [&](const CallSite& site) {
     const at::Tensor& tensor = single(site, tensors);
     requireDense(site, tensor);
     requireNoOverlap(site, tensor);
@@ -23,14 +19,13 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
 }
 
 WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::Reduce);
+  return guarded(calls::Reduce, [&](const CallSite& site) {
     const at::Tensor& tensor = single(site, tensors);
     requireDense(site, tensor);
     requireNoOverlap(site, tensor);
     auto task = std::make_shared<TensorTask>(site, tensors);
     task->request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
-    rank_ == opts.rootRank ? task->addInPlace(task->request, tensor) : task->addInput(tensor);
+    rank_ == opts.rootRank ? task->addInPlace(tensor) : task->addInput(tensor);
     setReduction(*task, task->request, opts.reduceOp);
     return launch(std::move(task), {opts.asyncOp, opts.timeout, tensors, tensors});
   });
@@ -38,8 +33,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
 
 WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                      const c10d::GatherOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::Gather);
+  return guarded(calls::Gather, [&](const CallSite& site) {
     const at::Tensor& input = single(site, inputs);
     auto task = std::make_shared<TensorTask>(site, inputs);
     task->request.root = checkRoot(site, opts.rootRank);
@@ -61,8 +55,7 @@ WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inp
 
 WorkRef ProcessGroupFastcoll::gather_single(at::Tensor& output, at::Tensor& input,
                                             const c10d::GatherOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::GatherSingle);
+  return guarded(calls::GatherSingle, [&](const CallSite& site) {
     auto task = std::make_shared<TensorTask>(site, input);
     task->request.root = checkRoot(site, opts.rootRank);
     task->addInput(input);
@@ -79,8 +72,7 @@ WorkRef ProcessGroupFastcoll::gather_single(at::Tensor& output, at::Tensor& inpu
 
 WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                       const c10d::ScatterOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::Scatter);
+  return guarded(calls::Scatter, [&](const CallSite& site) {
     const at::Tensor& output = single(site, outputs);
     auto task = std::make_shared<TensorTask>(site, outputs);
     task->request.root = checkRoot(site, opts.rootRank);

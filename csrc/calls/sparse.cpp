@@ -1,10 +1,12 @@
 // All-reduce of sparse COO tensors (gradients of Embedding(sparse=True)).
 //
 // Ranks have different indices, so nothing can be summed in place. Three all-gathers bring the
-// numbers of entries, the indices and the values of all ranks together. Each rank concatenates them
-// in rank order and coalesces. Bytes read per rank: the entries of all other ranks.
+// numbers of entries, the indices and the values of all ranks together, in rank order. Each rank
+// coalesces them. Bytes read per rank: the entries of all other ranks.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+
+#include <numeric>
 
 #include "calls/checks.hpp"
 #include "process_group.hpp"
@@ -19,7 +21,7 @@ class SparseTask : public TensorTask {
   SparseTask(const CallSite& call, at::Tensor tensor)
       : TensorTask(call, tensor), tensor_(std::move(tensor)), ranks_(call.size) {}
 
-  void transfer(const RunOne& runOne) override {
+  void run(CpuEngine& engine) override {
     kept_.clear();
     at::AutoDispatchBelowADInplaceOrView guard;
     const at::Tensor mine = tensor_.coalesce();
@@ -30,15 +32,15 @@ class SparseTask : public TensorTask {
     fields[1] = mine.sparse_dim();
     fields[2] = mine.dense_dim();
     for (int64_t i = 0; i < mine.dim(); ++i) fields[3 + i] = mine.size(i);
-    std::vector<at::Tensor> headers =
-        gather(runOne, header, std::vector<int64_t>(ranks_, header.numel()));
+    const at::Tensor headers = gather(engine, header, std::vector<int64_t>(ranks_, header.numel()));
     std::vector<int64_t> indexCounts;
     std::vector<int64_t> valueCounts;
-    const at::Tensor indices = mine.indices().contiguous();
+    int64_t entries = 0;
+    const at::Tensor indices = mine.indices().t().contiguous();  // an entry's are consecutive
     const at::Tensor values = mine.values().contiguous();
     const int64_t perValue = fields[0] == 0 ? densePart(mine) : values.numel() / fields[0];
-    for (std::size_t peer = 0; peer < headers.size(); ++peer) {
-      const auto* theirs = headers[peer].data_ptr<int64_t>();
+    for (int peer = 0; peer < ranks_; ++peer) {
+      const auto* theirs = headers.data_ptr<int64_t>() + peer * header.numel();
       for (int64_t i = 1; i < header.numel(); ++i) {
         if (theirs[i] != fields[i]) {
           throw Error(ErrorKind::Backend,
@@ -47,23 +49,17 @@ class SparseTask : public TensorTask {
                              ". Reduce tensors of one shape."));
         }
       }
+      entries += theirs[0];
       indexCounts.push_back(theirs[0] * fields[1]);
       valueCounts.push_back(theirs[0] * perValue);
     }
-    const auto allIndices = gather(runOne, indices.reshape({-1}), indexCounts);
-    const auto allValues = gather(runOne, values.reshape({-1}), valueCounts);
-    std::vector<at::Tensor> indexParts;
-    std::vector<at::Tensor> valueParts;
-    for (std::size_t peer = 0; peer < headers.size(); ++peer) {
-      const int64_t entries = headers[peer].data_ptr<int64_t>()[0];
-      auto shape = values.sizes().vec();
-      shape[0] = entries;
-      indexParts.push_back(allIndices[peer].reshape({fields[1], entries}));
-      valueParts.push_back(allValues[peer].reshape(shape));
-    }
-    at::Tensor sum =
-        at::sparse_coo_tensor(at::cat(indexParts, 1), at::cat(valueParts, 0), mine.sizes())
-            .coalesce();
+    const at::Tensor allIndices = gather(engine, indices.reshape({-1}), indexCounts);
+    const at::Tensor allValues = gather(engine, values.reshape({-1}), valueCounts);
+    auto shape = values.sizes().vec();
+    shape[0] = entries;
+    at::Tensor sum = at::sparse_coo_tensor(allIndices.reshape({entries, fields[1]}).t(),
+                                           allValues.reshape(shape), mine.sizes())
+                         .coalesce();
     if (request.op == ReduceOp::Avg) {  // integers are cut towards zero, as elsewhere
       const bool integers = at::isIntegralType(sum.scalar_type(), false);
       sum = integers ? at::div(sum, ranks_, "trunc") : at::div(sum, ranks_);
@@ -78,27 +74,27 @@ class SparseTask : public TensorTask {
     return count;
   }
 
-  std::vector<at::Tensor> gather(const RunOne& runOne, const at::Tensor& mine,
-                                 const std::vector<int64_t>& counts) {
+  /// Returns the elements of all ranks, `counts[rank]` of each.
+  at::Tensor gather(CpuEngine& engine, const at::Tensor& mine, const std::vector<int64_t>& counts) {
     Request part;
     part.collective = Collective::AllGather;
     part.seq = request.seq;
     part.timeout = request.timeout;
     part.dtype = dtypeOf(mine.scalar_type());
     part.count = mine.numel();
-    const std::size_t element = mine.element_size();
-    part.in.resize(1);
-    part.in[0].append(mine.data_ptr(), mine.numel() * element);
-    std::vector<at::Tensor> all;
+    part.in.emplace_back(mine.data_ptr(), mine.nbytes());
     part.out.resize(counts.size());
+    part.expectedCount.assign(counts.begin(), counts.end());
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    at::Tensor all = at::empty({total}, mine.options());
+    auto* next = static_cast<std::uint8_t*>(all.data_ptr());
     for (std::size_t peer = 0; peer < counts.size(); ++peer) {
-      all.push_back(at::empty({counts[peer]}, mine.options()));
-      part.out[peer].append(all.back().data_ptr(), counts[peer] * element);
-      part.expectedCount.push_back(counts[peer]);
+      const std::size_t bytes = counts[peer] * mine.element_size();
+      part.out[peer].append(next, bytes);
+      next += bytes;
     }
-    kept_.insert(kept_.end(), all.begin(), all.end());
-    kept_.push_back(mine);
-    runOne(part);
+    kept_.insert(kept_.end(), {all, mine});
+    engine.run(part);
     return all;
   }
 
@@ -109,10 +105,9 @@ class SparseTask : public TensorTask {
 
 }  // namespace
 
-ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::allreduce_sparse(
-    Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site(calls::AllReduceSparse);
+WorkRef ProcessGroupFastcoll::allreduce_sparse(Tensors& tensors,
+                                               const c10d::AllreduceOptions& opts) {
+  return guarded(calls::AllReduceSparse, [&](const CallSite& site) {
     if (tensors.size() != 1 || tensors[0].layout() != at::kSparse || !tensors[0].is_cpu()) {
       refuse(site, "one sparse COO tensor on the CPU",
              tensors.size() != 1 ? concat(tensors.size(), " tensors")

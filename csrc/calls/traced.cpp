@@ -11,8 +11,6 @@
 namespace fastcoll {
 namespace {
 
-using Tensors = ProcessGroupFastcoll::Tensors;
-
 // Groups that the trace's thread polls. Raw pointers, because that thread must never drop the last
 // reference to a group.
 struct Watched {
@@ -25,33 +23,20 @@ Watched& watched() {
   return all->get();
 }
 
-void add(trace::Shapes& shapes, bool output, const at::Tensor& tensor, std::int64_t parts = 0) {
-  const auto sizes = tensor.sizes();
-  shapes.add(output, dtypeOf(tensor.scalar_type()), sizes.data(), sizes.size(), parts);
-}
-
-void addAll(trace::Shapes& shapes, bool output, const Tensors& tensors, std::int64_t parts = 0) {
-  for (const auto& tensor : tensors) add(shapes, output, tensor, parts);
-}
-
-void addSide(trace::Shapes& shapes, bool output, TracedAs how, const Tensors& tensors,
-             const Tensors& other, int ranks) {
-  switch (how) {
-    case TracedAs::Each:
-      return addAll(shapes, output, tensors);
-    case TracedAs::Other:
-      return addAll(shapes, output, other);
-    case TracedAs::Gathered:
-      return addAll(shapes, output, other, ranks);
-    case TracedAs::Row:  // empty on a rank that is not the root
-      if (!tensors.empty()) add(shapes, output, tensors[0], ranks);
-      return;
-    case TracedAs::Total: {
-      std::int64_t total = 0;
-      for (const auto& tensor : tensors) total += tensor.numel();
-      const auto dtype = dtypeOf(tensors[0].scalar_type());
-      return shapes.add(output, dtype, &total, 1);
-    }
+/// Adds one side's tensors. `other`: those of the other side.
+void add(trace::Shapes& shapes, bool output, TracedAs how, at::TensorList tensors,
+         at::TensorList other = {}, int ranks = 0) {
+  if (how == TracedAs::Total) {
+    std::int64_t total = 0;
+    for (const auto& tensor : tensors) total += tensor.numel();
+    return shapes.add(output, dtypeOf(tensors[0].scalar_type()), &total, 1);
+  }
+  if (how == TracedAs::Gathered || how == TracedAs::Other) tensors = other;
+  if (how == TracedAs::Row) tensors = tensors.slice(0, std::min<std::size_t>(tensors.size(), 1));
+  const bool rows = how == TracedAs::Row || how == TracedAs::Gathered;
+  for (const auto& tensor : tensors) {
+    const auto sizes = tensor.sizes();
+    shapes.add(output, dtypeOf(tensor.scalar_type()), sizes.data(), sizes.size(), rows ? ranks : 0);
   }
 }
 
@@ -133,8 +118,8 @@ void ProcessGroupFastcoll::describe(trace::Record& draft, const TensorTask& task
   if (device) draft.seq = ++deviceCalls_;
   const CallType& type = *task.site.type;
   draft.name = type.traced;
-  addSide(draft.shapes, false, type.inputs, call.inputs, call.outputs, size_);
-  addSide(draft.shapes, true, type.outputs, call.outputs, call.inputs, size_);
+  add(draft.shapes, false, type.inputs, call.inputs, call.outputs, size_);
+  add(draft.shapes, true, type.outputs, call.outputs, call.inputs, size_);
   trace::describe(draft);
 }
 
@@ -151,7 +136,7 @@ trace::RecordId ProcessGroupFastcoll::tracedMessage(const char* name, const at::
   record.tag = tag;
   record.timeoutMillis = options_->timeout.count();
   if (peer >= 0) record.seq = messageNumbers_->next(send, peer, tag, device);
-  add(record.shapes, !send, tensor);
+  add(record.shapes, !send, TracedAs::Each, tensor);
   trace::describe(record);
   return trace::record(record, record.seq);
 }

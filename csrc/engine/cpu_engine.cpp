@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "../base/fork.hpp"
@@ -92,42 +91,31 @@ CpuEngine::~CpuEngine() {
   if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
 }
 
-std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
-  return errorHead(call, config_, seq);
-}
-
-void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
-  if (forkGeneration_ != forkGeneration()) {
-    throw Error(ErrorKind::Backend, prefix(call, seq) + kForked);
-  }
-  if (closed_) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(call, seq), "the group was destroyed", kInitAgain));
-  }
-  if (memory_ != nullptr && memory_->aborted()) {
-    memory_->throwAborted(prefix(call, seq));
-  }
-  if (fault_) {
-    throw Error(fault_->kind, prefix(call, seq) + "the group failed before: " + fault_->text);
-  }
-}
-
-/// The same check at the start of a call. It releases the lock before it throws.
+/// Throws at the start of a call if the group is unusable, after it has released the lock.
 void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call,
                                  std::uint64_t seq) {
-  try {
-    throwIfUnusable(call, seq);
-  } catch (const Error&) {
-    const bool destroyed = closed_;
-    lock.unlock();
-    if (!destroyed) config_.failing();  // another rank's fault may be seen here first
-    throw;
+  const bool forked = forkGeneration_ != forkGeneration(), destroyed = closed_;
+  const bool aborted = memory_ != nullptr && memory_->aborted();
+  if (!forked && !destroyed && !aborted && !fault_) return;
+  const PublishedError fault = fault_.value_or(PublishedError{});
+  lock.unlock();
+  if (!destroyed) config_.failing();  // another rank's fault may be seen here first
+  const std::string head = errorHead(call, config_, seq);
+  if (forked) throw Error(ErrorKind::Backend, head + kForked);
+  if (destroyed) {
+    throw Error(ErrorKind::Backend, concat(head, "the group was destroyed", kInitAgain));
   }
+  if (aborted) memory_->throwAborted(head);
+  throw Error(fault.kind, head + "the group failed before: " + fault.text);
 }
 
 // --- running collectives -----------------------------------------------------------------------
 
-void CpuEngine::runOne(Request& request) {
+void Task::run(CpuEngine& engine) {
+  engine.run(request);
+}
+
+void CpuEngine::run(Request& request) {
   request.deadline = deadlineAfter(Clock::now(), request.timeout);
   switch (path_.load(std::memory_order_acquire)) {
     case Path::Local:
@@ -136,45 +124,38 @@ void CpuEngine::runOne(Request& request) {
       runCollective(*stream_, request, config_.tuning);
       break;
     default:
-      runMultiHost(multiHost_, request, prefix(collectiveName(request.collective), request.seq));
+      runMultiHost(multiHost_, request,
+                   errorHead(collectiveName(request.collective), config_, request.seq));
   }
   if (stream_ != nullptr) stream_->completed(request.seq);
 }
 
-void CpuEngine::execute(const TaskRef& task) {
-  Request& request = task->request;
+void CpuEngine::execute(Task& task) {
+  Request& request = task.request;
+  const auto fail = [&](const char* what, const std::string& end) {
+    abort(ErrorKind::Backend,
+          concat("rank ", config_.rank, what, describe(request.signature()), end));
+    takeConnectionsBack();
+    trace::fail(task.trace, std::current_exception());
+  };
   try {
     if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(request.timeout);
-    task->prepare();
-    task->transfer([this](Request& one) { runOne(one); });
-    task->finish();
-    trace::complete(task->trace);
+    task.run(*this);
+    trace::complete(task.trace);
   } catch (const Error& error) {
     try {
       failHere(request, error);
     } catch (const Error& first) {
-      trace::fail(task->trace, first.what());
+      trace::fail(task.trace, first.what());
       throw;
     }
   } catch (const std::exception& error) {
-    abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
-                                     describe(request.signature()), ": ", error.what()));
-    takeConnectionsBack();
-    trace::fail(task->trace, error.what());
+    fail(" failed in ", concat(": ", error.what()));
     throw;
   } catch (...) {
-    abort(ErrorKind::Backend, concat("rank ", config_.rank, " was interrupted in ",
-                                     describe(request.signature()), kReadLog));
-    takeConnectionsBack();
-    trace::fail(task->trace, "interrupted");
+    fail(" was interrupted in ", std::string(kReadLog));
     throw;
   }
-}
-
-bool CpuEngine::claim() {
-  if (running_ || !queue_.empty()) return false;
-  running_ = true;
-  return true;
 }
 
 void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
@@ -184,46 +165,42 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-/// Admits a call and numbers it. The trace records the first call that is refused after a fault.
-/// That record distinguishes a late rank from one that did not arrive.
-void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
+/// Admits a call: numbers it and records it in the trace. Returns whether the caller, who asks to
+/// run it `here`, is to do so at once. The trace records the first call that is refused after a
+/// fault. That record distinguishes a late rank from one that did not arrive.
+bool CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task, bool here) {
+  const trace::Record* const draft = std::exchange(task.draft, nullptr);
   const std::uint64_t next = sequence_ + 1;
   try {
     refuseIfUnusable(lock, collectiveName(task.request.collective), next);
   } catch (const Error& error) {
-    if (!refused_.exchange(true) && task.draft != nullptr) {
-      trace::fail(trace::record(*task.draft, next), error.what());
+    if (!refused_.exchange(true) && draft != nullptr) {
+      trace::fail(trace::record(*draft, next), error.what());
     }
     throw;
   }
-  task.request.seq = ++sequence_;
-}
-
-void CpuEngine::record(Task& task, bool starts) {
-  if (task.draft == nullptr) return;
-  task.trace = trace::record(*task.draft, task.request.seq, starts);
-  task.draft = nullptr;
+  task.request.seq = sequence_ = next;
+  here = here && !running_ && queue_.empty();
+  if (here) running_ = true;
+  if (draft != nullptr) task.trace = trace::record(*draft, next, here);
+  return here;
 }
 
 void CpuEngine::runInline(const TaskRef& task) {
   std::unique_lock<std::mutex> lock(mutex_);
-  admit(lock, *task);
-  if (claim()) {
+  if (admit(lock, *task, true)) {
     lock.unlock();
-    record(*task, true);
     try {
-      execute(task);
+      execute(*task);
     } catch (...) {
       release(lock);
       throw;
     }
-    release(lock);
-    return;
+    return release(lock);
   }
   // Another collective runs or is queued: queue behind it and help.
   const auto ended = std::make_shared<Completion>();
   task->completion = ended;
-  record(*task);
   queue_.push_back(task);
   try {
     wakeWorker();
@@ -236,8 +213,7 @@ void CpuEngine::runInline(const TaskRef& task) {
 
 std::uint64_t CpuEngine::submit(TaskRef task) {
   std::unique_lock<std::mutex> lock(mutex_);
-  admit(lock, *task);
-  record(*task);
+  admit(lock, *task, false);
   const std::uint64_t seq = task->request.seq;
   queue_.push_back(std::move(task));
   try {
@@ -268,11 +244,11 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   trace::start(task->trace);
   std::exception_ptr fault;
   try {
-    execute(task);
+    execute(*task);
   } catch (...) {
     fault = std::current_exception();
   }
-  const auto completion = task->completion;
+  auto completion = task->completion;
   task.reset();  // releases the tensors before any waiter is notified
   lock.lock();
   running_ = false;
@@ -287,6 +263,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   lock.unlock();
   completion->complete(fault);
   completion->done.store(true, std::memory_order_release);
+  completion.reset();  // it may hold the last reference to tensors, so without the lock
   lock.lock();
   changed_.notify_all();
   if (!stepsAside) return true;

@@ -25,6 +25,8 @@
 
 namespace fastcoll {
 
+class CpuEngine;
+
 /// Reports the end of a queued task to its waiters.
 class Completion {
  public:
@@ -42,13 +44,8 @@ class Task {
  public:
   virtual ~Task() = default;
   Request request;
-  /// Called on the running thread before and after the transfer: copy non-contiguous tensors in and
-  /// out.
-  virtual void prepare() {}
-  virtual void finish() {}
-  /// The transfer: one collective by default; a composite runs several, one after the other.
-  using RunOne = std::function<void(Request&)>;
-  virtual void transfer(const RunOne& runOne) { runOne(request); }
+  /// Runs its collectives, one by default, on the engine's running thread.
+  virtual void run(CpuEngine& engine);
   /// Set for a task that is queued.
   std::shared_ptr<Completion> completion;
   /// Read, then cleared, when the engine records the task in the trace.
@@ -84,6 +81,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, MakeNetwork makeNetwork);
   ~CpuEngine();
 
+  /// For a running task: runs a collective.
+  void run(Request& request);
   /// Returns when the collective has run; throws its fault.
   void runInline(const TaskRef& task);
   /// Queues the collective and returns its number. Its completion is called at its end.
@@ -116,10 +115,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  private:
   enum class Path { Undecided, Local, Shared, MultiHost };
 
-  void admit(std::unique_lock<std::mutex>& lock, Task& task);
-  static void record(Task& task, bool starts = false);
-  void execute(const TaskRef& task);
-  void runOne(Request& request);
+  bool admit(std::unique_lock<std::mutex>& lock, Task& task, bool here);
+  void execute(Task& task);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
   PublishedError explain(int peer, const std::string& text) const noexcept;
@@ -134,14 +131,11 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void endHostWatch() noexcept;
   bool lookAtHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
-  bool claim();
   void release(std::unique_lock<std::mutex>& lock);
   bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
   void wakeWorker();
   void work();
-  void throwIfUnusable(const char* call, std::uint64_t seq) const;
   void refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call, std::uint64_t seq);
-  std::string prefix(const char* call, std::uint64_t seq) const;
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
   PublishedError tellPeers(const PublishedError& fault) noexcept;

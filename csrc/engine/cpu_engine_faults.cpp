@@ -82,7 +82,8 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
   // The late rank's own error is more precise than the others' error.
   const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
   if (late || fault.text == own) throw error;
-  throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
+  throw Error(fault.kind,
+              errorHead(collectiveName(request.collective), config_, request.seq) + fault.text);
 }
 
 /// Called after a collective and its group have failed, before the caller gets the error.

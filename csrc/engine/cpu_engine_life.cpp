@@ -46,18 +46,17 @@ void CpuEngine::decideSpin(bool coreEach) {
 /// into ConnectionLost.
 template <typename Connect>
 void CpuEngine::connect(Connect connect) {
+  const std::string head =
+      concat(errorHead("init", config_, 0), memory_->memberName(config_.rank), ": ");
   try {
     connect();
   } catch (const CannotConnect& error) {
-    throw Error(error.kind(),
-                concat(prefix("init", 0), memory_->memberName(config_.rank), ": ", error.what()));
+    throw Error(error.kind(), head + error.what());
   } catch (const Error& error) {
     const std::string text = error.what();
     const std::string line = text.substr(0, text.find('\n'));
     const bool named = line.rfind("fastcoll.", 0) == 0;  // it names the call and the rank
-    throw ConnectionLost(
-        error.kind(),
-        named ? line : concat(prefix("init", 0), memory_->memberName(config_.rank), ": ", line));
+    throw ConnectionLost(error.kind(), named ? line : head + line);
   }
 }
 
@@ -161,6 +160,11 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
 void CpuEngine::shutdown() noexcept {
   if (forkGeneration_ != forkGeneration()) return;
   endHostWatch();
+  const auto failPending = [this] {
+    abort(ErrorKind::Backend,
+          concat("the group was destroyed on rank ", config_.rank,
+                 " with work pending. Wait for all work before you destroy a group."));
+  };
   try {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;
@@ -170,9 +174,7 @@ void CpuEngine::shutdown() noexcept {
     bool ended = changed_.wait_for(lock, Milliseconds(300), idle);
     if (!ended) {
       lock.unlock();
-      abort(ErrorKind::Backend,
-            concat("the group was destroyed on rank ", config_.rank,
-                   " with work pending. Wait for all work before you destroy a group."));
+      failPending();
       lock.lock();
       ended = changed_.wait_for(lock, Milliseconds(500), idle);
     }
@@ -183,11 +185,7 @@ void CpuEngine::shutdown() noexcept {
     stopConnecting();
     if (pointToPoint != nullptr) {
       pointToPoint->stop();
-      if (pointToPoint->hasPending()) {
-        abort(ErrorKind::Backend,
-              concat("the group was destroyed on rank ", config_.rank,
-                     " with work pending. Wait for all work before you destroy a group."));
-      }
+      if (pointToPoint->hasPending()) failPending();
     }
     if (memory_ == nullptr) return;
     if (ended) multiHost_.links.reset();

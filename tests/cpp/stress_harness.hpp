@@ -129,8 +129,9 @@ class Job : public Task {
   void verify() const;
 
   std::function<void()> beforeTransfer;
-  void prepare() override {
+  void run(CpuEngine& engine) override {
     if (beforeTransfer) beforeTransfer();
+    Task::run(engine);
   }
 
  private:
