@@ -109,6 +109,10 @@ def test_refused():
         GradientSynchronizer(DistributedDataParallel(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="a group that this rank is in"):
         GradientSynchronizer(nn.Linear(2, 2), dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(ValueError, match="expected bucket_cap_mb above 0, got 0"):
+        GradientSynchronizer(nn.Linear(1, 1), bucket_cap_mb=0)
+    with pytest.raises(RuntimeError, match=r"weight of \(4, 3\).*on rank 0 and weight of \(5, 3\)"):
+        GradientSynchronizer(nn.Linear(3, 4 + dist.get_rank()))
     model = nn.Linear(2, 2)
     model.weight.requires_grad_(dist.get_rank() == 0)
     with pytest.raises(
