@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from fastcoll.bench.options import DTYPES
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.record import available_memory
-from fastcoll.bench.run import Run
+from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.step_profile import StepProfile, profile_step
 from fastcoll.bench.table import Column, Table, times_text
 
@@ -47,42 +46,42 @@ class _Step:
 
     Args:
         model: Returns the loss when called.
-        device: Device of its parameters.
-        kept: Whether a step zeroes the last step's gradients and adds to them, instead of making new ones.
-        ranks: Ranks whose mean a gradient must be; None: it is not verified.
+        run: The run.
+        ranks: Ranks whose mean a gradient must be.
     """
 
-    def __init__(
-        self, model: nn.Module, device: torch.device, kept: bool, ranks: range | None
-    ) -> None:
-        self.wrong = 0
+    def __init__(self, model: nn.Module, run: Run, ranks: range) -> None:
         self._model = model
-        self._device = device
-        self._kept = kept
+        self._options = run.options
+        self._device = run.device
         self._ranks = ranks
+        for _ in range(2):  # DDP rebuilds its buckets after the first step
+            with self._gradients():
+                self.take()
 
     def take(self) -> None:
-        """Makes the gradients."""
-        self._model.zero_grad(set_to_none=not self._kept)
+        """Zeroes the last step's gradients and adds to them, or makes new ones."""
+        self._model.zero_grad(set_to_none=not self._options.keep_gradients)
         self._model().backward()
 
     @contextlib.contextmanager
     def _gradients(self) -> Iterator[None]:
         """Makes the gradients that a step keeps, and frees all gradients at the end."""
         try:
-            if self._kept:
+            if self._options.keep_gradients:
                 self.take()
             yield
         finally:
             self._model.zero_grad(set_to_none=True)
 
-    def verify(self, times: int) -> None:
-        """Takes steps with new gradients, and adds to `wrong` the number of elements that are not the mean."""
-        for _ in range(times):
+    def verify(self) -> int:
+        """Takes steps with new gradients, and returns the number of elements that are not the mean."""
+        wrong = 0
+        for _ in range(self._options.check):
             with self._gradients():
                 self.take()
-                if self._ranks is not None:
-                    self.wrong += _count_wrong(self._model, self._ranks)
+                wrong += _count_wrong(self._model, self._ranks)
+        return wrong
 
     def turn(self, meet: Call, warmup: int, calls: int) -> list[float]:
         """Takes a turn."""
@@ -164,7 +163,7 @@ def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile |
 
 
 def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, Any]:
-    shapes, kept, check = MODELS[name](), run.options.keep_gradients, run.options.check
+    shapes, kept = MODELS[name](), run.options.keep_gradients
     parameters = sum(map(math.prod, shapes))
     size = parameters * DTYPES[dtype].itemsize
     row: dict[str, Any] = {
@@ -182,43 +181,33 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
         return row
     memory = torch.zeros(parameters, dtype=DTYPES[dtype], device=run.device)
     views = {"gradient_as_bucket_view": True} if kept else {}
+    steps: dict[str, _Step] = {}
 
-    def prepare(peer: Peer | None, options: Mapping[str, Any]) -> _Step:
+    def prepare(label: str, peer: Peer | None = None, buckets: str = "") -> Candidate:
         model: nn.Module = EmulatedModel(shapes, memory, _own_value(run.rank), run.options.gflop)
-        ranks = None
+        ranks = range(run.rank, run.rank + 1)
         if peer:
-            model = peer.wrap(model, **options, **views)
-            ranks = range(run.world_size) if peer.delivers else range(run.rank, run.rank + 1)
-        step = _Step(model, run.device, kept, ranks if check else None)
-        step.verify(max(2, check))  # at least two: DDP rebuilds its buckets after the first step
-        return step
+            model = peer.wrap(model, **_BUCKETS[buckets], **views)
+            ranks = range(run.world_size) if peer.delivers else ranks
+        steps[label] = step = _Step(model, run, ranks)
+        return Candidate(step.turn, step.verify if run.options.check else None)
 
-    steps = {_ALONE: prepare(None, {})}
-    failed: dict[str, str] = {}
-    for peer, buckets in product(run.peers, _BUCKETS):
-        label = f"{peer.name}, {buckets}"
-        step, problem = run.attempt(partial(prepare, peer, _BUCKETS[buckets]))
-        if step is None or problem:  # the other backends are measured
-            failed[label] = problem
-        else:
-            steps[label] = step
-    turns = {label: step.turn for label, step in steps.items()}
-    timings, disturbed = run.measure(turns, False, advance)
-    found = {label: asdict(timing) for label, timing in timings.items()}
-    for label, step in steps.items() if run.options.profile else ():
-        profile, problem = run.attempt(partial(step.profile, run.control.barrier))
+    labels = {
+        f"{peer.name}, {buckets}": (peer, buckets) for peer, buckets in product(run.peers, _BUCKETS)
+    }
+    makers = {label: partial(prepare, label, *names) for label, names in labels.items()}
+    beside = {_ALONE: prepare(_ALONE).turn}
+    found, failed, disturbed = run.compare(makers, beside, False, advance)
+    for label in found if run.options.profile else ():
+        profile, problem = run.attempt(partial(steps[label].profile, run.control.barrier))
         if profile is None or problem:
             failed[f"{label}, profiler"] = problem
         elif "profile" in found[_ALONE] or label == _ALONE:
             found[label]["profile"] = profile._asdict()
-    for step in steps.values():
-        step.verify(check)
-    wrong_by_rank = run.control.all_gather({label: step.wrong for label, step in steps.items()})
     alone = found.pop(_ALONE)
     for label, times in found.items():
-        backend, _, buckets = label.partition(", ")
-        total = sum(rank[label] for rank in wrong_by_rank) if check else None
-        row["cases"].append({"backend": backend, "buckets": buckets, **times, "wrong": total})
+        peer, buckets = labels[label]
+        row["cases"].append({"backend": peer.name, "buckets": buckets, **times})
     return {**row, **disturbed, "alone": alone, **({"failed": failed} if failed else {})}
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.record import command_line, describe_run, write_record
 
-__all__ = ["ADAPTERS", "Run", "open_run"]
+__all__ = ["ADAPTERS", "Candidate", "Run", "open_run"]
 
 ADAPTERS: Mapping[str, type[Peer]] = {"mpi": MpiPeer}
 """Backends that need a class of their own, by the word of the command line."""
@@ -49,6 +49,26 @@ def _used() -> tuple[float, float, float]:
     second = os.sysconf("SC_CLK_TCK")
     idle = ticks[3] + ticks[4]
     return time.process_time(), (sum(ticks) - idle) / second, sum(ticks) / second
+
+
+@dataclass
+class Candidate:
+    """One way to do what a case measures.
+
+    Attributes:
+        turn: Takes a turn.
+        verify: Verifies some calls, and returns the number of this rank's wrong elements; None: it is not verified.
+        wrong: The sum of these numbers.
+    """
+
+    turn: Turn
+    verify: Callable[[], int] | None
+    wrong: int = 0
+
+    def check(self) -> Candidate:
+        """Verifies some calls."""
+        self.wrong += self.verify() if self.verify else 0
+        return self
 
 
 @dataclass
@@ -126,15 +146,10 @@ class Run:
         if peer:
             peer.close()
 
-    def measure(
-        self, candidates: Mapping[str, Turn], slowest_rank: bool, advance: Call
+    def _measure(
+        self, turns: Mapping[str, Turn], slowest_rank: bool, advance: Call
     ) -> tuple[dict[str, Timing], dict[str, Any]]:
         """Measures; with ``--quiet``, again while other processes are too busy, independent of the times.
-
-        Args:
-            candidates: Turns by name.
-            slowest_rank: As for ``fastcoll._measure.measure``.
-            advance: Called after each turn.
 
         Returns:
             The times of the last measurement. For the record, the number of measurements, and the share of the
@@ -143,7 +158,7 @@ class Run:
         quiet, attempt = self.options.quiet, 0
         while True:
             attempt, percent, before = attempt + 1, None, _used()
-            timings = measure(candidates, self.control, self.plan, slowest_rank, advance)
+            timings = measure(turns, self.control, self.plan, slowest_rank, advance)
             own, busy, total = (after - then for after, then in zip(_used(), before, strict=True))
             ours = sum(self.control.all_gather(own))
             busy, total = self.control.all_gather([busy, total])[0]
@@ -153,6 +168,42 @@ class Run:
             if quiet_enough or attempt == MOST_ATTEMPTS:
                 return timings, {"other_processes_percent": percent, "attempts": attempt}
             time.sleep(1)
+
+    def compare(
+        self,
+        makers: Mapping[str, Callable[[], Candidate]],
+        beside: Mapping[str, Turn],
+        slowest_rank: bool,
+        advance: Call,
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, str], dict[str, Any]]:
+        """Makes candidates, verifies them, times them in turns, and verifies them again; all ranks call this.
+
+        Args:
+            makers: Make a candidate, by name.
+            beside: Other turns to time.
+            slowest_rank: As for ``fastcoll._measure.measure``.
+            advance: Called after each turn.
+
+        Returns:
+            Times and number of wrong elements by name, the reason for each candidate that failed, and the disturbance.
+        """
+        made: dict[str, Candidate] = {}
+        failed: dict[str, str] = {}
+        for name, make in makers.items():
+            candidate, problem = self.attempt(lambda make=make: make().check())  # type: ignore[misc]
+            if candidate is None or problem:
+                failed[name] = problem
+            else:
+                made[name] = candidate
+        turns = {**beside, **{name: candidate.turn for name, candidate in made.items()}}
+        timings, disturbed = self._measure(turns, slowest_rank, advance)
+        failed |= {name: why for name, one in made.items() if (why := self.attempt(one.check)[1])}
+        wrong_by_rank = self.control.all_gather({name: one.wrong for name, one in made.items()})
+        found = {name: asdict(one) for name, one in timings.items() if name not in failed}
+        for name in made.keys() & found.keys():
+            wrong = sum(rank[name] for rank in wrong_by_rank)
+            found[name]["wrong"] = wrong if made[name].verify else None
+        return found, failed, disturbed
 
     def say(self, *lines: str) -> None:
         """Prints on rank 0."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+import itertools
 from functools import partial
 from typing import Any
 
-from fastcoll._measure import Call, Timing, synchronize, take_turn
+from fastcoll._measure import Call, synchronize, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
 from fastcoll.bench.floor import bind_floor
@@ -15,7 +15,7 @@ from fastcoll.bench.options import DTYPES, sizes
 from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.run import Run
+from fastcoll.bench.run import Candidate, Run
 
 __all__ = ["FLOOR", "sweep"]
 
@@ -32,66 +32,48 @@ def _kinds(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     ]
 
 
-def _try(run: Run, case: Case, peer: Peer) -> tuple[Case, Call, int]:
-    """Makes the first calls, also verified ones if requested; raises if the backend cannot do the case.
-
-    Returns:
-        The case, perhaps on buffers of the backend; the call; the number of wrong elements.
-    """
+def _bound(run: Run, case: Case, peer: Peer) -> Candidate:
+    """Returns a call of a backend, after the first one; raises if the backend cannot do the case."""
     case = peer.place(case)
     call = peer.bind(case)
-    call()
-    synchronize(run.device)
-    wrong = verify(case, call, run.options.seed, run.options.check) if peer.delivers else 0
-    case.clear()
-    return case, call, wrong
+    times = run.options.check
+    seeds = itertools.count(run.options.seed, max(1, times))
+
+    def check() -> int:
+        try:
+            return verify(case, call, next(seeds), times)
+        finally:
+            case.clear()
+
+    try:
+        call()
+        synchronize(run.device)
+    finally:
+        case.clear()  # zeros: repeated sums in place leave them as they are
+    verified = peer.delivers and times > 0
+    return Candidate(partial(take_turn, call, run.device), check if verified else None)
 
 
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
-    tried: dict[str, tuple[Case, Call, int]] = {}
-    unsupported: dict[str, str] = {}
-    for peer in run.peers:
-        found, problem = run.attempt(partial(_try, run, case, peer))
-        if problem or found is None:
-            unsupported[peer.name] = problem
-        else:
-            tried[peer.name] = found
-    wrong = {name: first for name, (_, _, first) in tried.items()}
-    turns = {name: partial(take_turn, call, run.device) for name, (_, call, _) in tried.items()}
-    if floor := bind_floor(case):
-        turns[FLOOR] = partial(take_turn, floor, run.device)
-    case.clear()  # zeros: repeated sums in place leave them as they are
-    timings: dict[str, Timing] = {}
-    disturbed: dict[str, Any] = {"other_processes_percent": None, "attempts": 0}
-    if tried:
-        timings, disturbed = run.measure(turns, case.collective.rooted, advance)
-    delivering = [peer.name for peer in run.peers if peer.delivers and peer.name in tried]
-    for name in delivering:
-        again = run.options.seed + run.options.check
-        more, problem = run.attempt(partial(verify, *tried[name][:2], again, run.options.check))
-        if problem:
-            unsupported[name] = problem
-        wrong[name] += more or 0
-    done = [name for name in tried if name not in unsupported]
-    wrong_by_rank = run.control.all_gather(wrong)
-    row: dict[str, Any] = {
+    case.clear()  # a backend may have its own buffers, and the floor reads these
+    makers = {peer.name: partial(_bound, run, case, peer) for peer in run.peers}
+    floor = bind_floor(case)
+    beside = {FLOOR: partial(take_turn, floor, run.device)} if floor else {}
+    rooted = case.collective.rooted
+    found, unsupported, disturbed = run.compare(makers, beside, rooted, advance)
+    return {
         "collective": case.collective.name,
         "dtype": next(name for name, dtype in DTYPES.items() if dtype == case.dtype),
         "op": case.op,
-        "root": case.root if case.collective.rooted else None,
+        "root": case.root if rooted else None,
         "size": case.size,
         "count": case.count,
         **disturbed,
-        "across_ranks": "slowest" if case.collective.rooted else "median",
-        "floor": asdict(timings[FLOOR]) if FLOOR in timings else None,
-        "backends": {name: asdict(timings[name]) for name in done},
+        "across_ranks": "slowest" if rooted else "median",
+        "floor": found.pop(FLOOR, None),
+        "backends": found,
         "unsupported": unsupported,
     }
-    checked = run.options.check > 0
-    for name, backend in row["backends"].items():
-        total = sum(rank[name] for rank in wrong_by_rank)
-        backend["wrong"] = total if checked and name in delivering else None
-    return row
 
 
 def sweep(run: Run) -> int:
@@ -114,7 +96,7 @@ def sweep(run: Run) -> int:
     )
     run.say(*report.heading(run.record, table.legend))
     with progress_bar("fastcoll.bench", turns, run.rank == 0) as advance:
-        for name, dtype, op in kinds:
+        for name, dtype, op in kinds if run.peers else []:
             if name != above:
                 run.say("", *table.head(name))
             above = name

@@ -148,7 +148,7 @@ def in_turns(
     names = list(turns)
     samples: dict[Name, list[Sample]] = {name: [] for name in names}
     for number in range(rounds):
-        first = number % len(names)
+        first = number % max(1, len(names))
         for name in (*names[first:], *names[:first]):
             samples[name] += turns[name]()
             advance()
