@@ -1,7 +1,8 @@
 """Fixtures of the fault tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -51,3 +52,26 @@ def jobs(
         found = jobs.close()
     if request.session.testsfailed == failed:
         assert not found, f"left behind: {found}"
+
+
+class OnJob:
+    """Runs a test on the ranks of a job, one process each, as a scenario; the test ends when all ranks have."""
+
+    def __init__(self, jobs: Jobs, size: int) -> None:
+        self._jobs, self._size = jobs, size
+
+    def run(self, test: Callable[..., None], _: None, *arguments: Any, **options: Any) -> None:
+        """Run the test, whose first argument is the rank, with options of ``Jobs``."""
+        __tracebackhide__ = True
+        self._jobs(self._size, test, *arguments, **options).hear_all(timeout=60.0)
+
+
+@pytest.fixture
+def job(jobs: Jobs) -> Callable[[int], OnJob]:
+    """``@on_ranks(2, world="job")`` makes a test run on the ranks of a job; its first argument is ``rank``."""
+    return lambda size: OnJob(jobs, size)
+
+
+@pytest.fixture
+def rank() -> None:
+    """The Rank of a test that runs on the ranks of a job: ``OnJob`` puts it in place."""

@@ -143,14 +143,6 @@ class Job:
         if any(codes.values()):
             self._fail(f"exit codes by rank: {codes}", "ended")
 
-    def all_hold(self, timeout: float = DEADLINE) -> None:
-        """Assert what all ranks return: {what: whether it holds}, and that nothing was left; see ``finish``."""
-        for rank, found in self.hear_all(timeout).items():
-            left = found.pop("left")
-            wrong = [what for what, holds in found.items() if not holds]
-            assert not wrong, f"rank {rank}: not so: {', '.join(wrong)}"
-            assert left == [], f"rank {rank}"
-
     def logs(self) -> str:
         """Return what the ranks printed."""
         parts = []

@@ -190,6 +190,11 @@ class Rank:
         dist.destroy_process_group()
         return self.left()
 
+    def finish(self) -> None:
+        """Leave a group in which everything must have worked; nothing may be left of it."""
+        left = self.leave()
+        assert left == [], left
+
     def recover(self, *lost: int) -> dict[str, Any]:
         """Leave the faulty group and make a new one of all ranks but the lost.
 

@@ -16,7 +16,6 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
-    "finish",
     "reduce_scatter",
     "repeated",
     "swap",
@@ -101,11 +100,6 @@ def works(rank: Rank, count: int = 300_000) -> None:
             if work is not None:
                 work.wait()
             assert torch.all(into == left), WRONG
-
-
-def finish(rank: Rank, **checks: bool) -> dict[str, Any]:
-    """Leave a group in which everything must have worked; return what ``Job.all_hold`` looks at."""
-    return {"left": rank.leave(), **checks}
 
 
 def transport() -> str:

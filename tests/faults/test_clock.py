@@ -15,7 +15,7 @@ from in_call import soon
 from in_time import in_time
 from launcher import Launcher
 from over_hosts import over_hosts
-from rank_calls import finish, works
+from rank_calls import works
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def waits_while_clock_steps(rank: Rank):
         threading.Timer(0.2, steps).start()
     start = time.monotonic()
     works(rank)
-    return time.monotonic() - start, finish(rank)
+    seconds = time.monotonic() - start
+    rank.finish()
+    return seconds
 
 
 def times_out_while_clock_steps(rank: Rank):
@@ -74,8 +76,7 @@ def test_a_wait_while_the_clock_steps(jobs):
     job = jobs(2, waits_while_clock_steps)
     assert job.hear(0) == "stepped"
     job.tell(1)
-    for seconds, found in job.hear_all().values():
-        assert found == {"left": []}
+    for seconds in job.hear_all().values():
         in_time(seconds, 5.0)
 
 

@@ -11,6 +11,7 @@ import torch.utils.data
 from backend import BACKEND
 from fault_list import plays
 from fault_rank import Rank, catch
+from on_ranks import on_ranks
 
 
 def check(rank: Rank) -> None:
@@ -74,7 +75,8 @@ def test_a_forked_child(jobs, how, said):
         assert all("Create process groups after the fork" in line for line in lines), found
 
 
-def forks_with_its_own_group(rank: Rank):
+@on_ranks(2, world="job")
+def test_children_with_a_group_of_their_own(rank):
     """A child may make groups of its own, with other children."""
     rank.used()
     child = os.fork()
@@ -89,14 +91,9 @@ def forks_with_its_own_group(rank: Rank):
         tensor = torch.full((4,), rank.rank + 1.0)
         dist.all_reduce(tensor)
         raise SystemExit(0 if tensor.tolist() == [3.0] * 4 else 3)
-    code = psutil.Process(child).wait(8.0)
+    assert psutil.Process(child).wait(8.0) == 0
     check(rank)
-    return code, rank.leave()
-
-
-def test_children_with_a_group_of_their_own(jobs):
-    job = jobs(2, forks_with_its_own_group)
-    assert job.hear_all(timeout=40) == {0: (0, []), 1: (0, [])}, job.logs()
+    rank.finish()
 
 
 class Squares(torch.utils.data.Dataset):
@@ -107,9 +104,10 @@ class Squares(torch.utils.data.Dataset):
         return torch.tensor([float(index * index)])
 
 
-def loads_data(rank: Rank):
+@plays(20)
+@on_ranks(2, world="job")
+def test_data_loader_with_forked_workers(rank):
     rank.used()
-    sums = []
     for _ in range(2):  # epochs: workers come and go
         loader = torch.utils.data.DataLoader(
             Squares(), batch_size=8, num_workers=2, multiprocessing_context="fork"
@@ -119,14 +117,6 @@ def loads_data(rank: Rank):
             part = batch.sum(0)
             dist.all_reduce(part)
             total += part
-        sums.append(total.item())
+        assert total.item() == 2.0 * sum(i * i for i in range(40))
     check(rank)
     dist.destroy_process_group()
-    return sums
-
-
-@plays(20)
-def test_data_loader_with_forked_workers(jobs):
-    job = jobs(2, loads_data)
-    expected = 2.0 * sum(i * i for i in range(40))
-    assert job.hear_all(timeout=60) == dict.fromkeys(range(2), [expected] * 2)

@@ -12,21 +12,35 @@ from fault_list import plays
 from fault_rank import Rank, catch
 from in_time import assert_raised, in_time
 from machine import memory_limit, refuse_calls, remount_shared_memory
+from on_ranks import on_ranks
 from over_hosts import over_hosts
-from rank_calls import finish, transport, works
+from rank_calls import WRONG, transport, works
 from suite_rules import bound
 
 # --- /dev/shm ------------------------------------------------------------------------------------
 
 
-def with_shared_memory(rank: Rank, size: str, fill: bool, read_only: bool):
+@over_hosts
+@pytest.mark.parametrize(
+    "size, fill, read_only",
+    [
+        pytest.param("64k", False, False, marks=plays(32), id="tiny"),
+        pytest.param("1m", True, False, marks=plays(32), id="full"),
+        pytest.param("1m", False, True, marks=plays(32), id="read-only"),
+    ],
+)
+@on_ranks(2, world="job")
+def test_without_room_for_names(rank, size, fill, read_only):
     remount_shared_memory(size, fill, read_only)
     rank.used()
     works(rank)
-    return finish(rank)
+    rank.finish()
 
 
-def among_garbage(rank: Rank):
+@plays(35)
+@over_hosts
+@on_ranks(2, world="job")
+def test_among_squatted_names(rank):
     remount_shared_memory("64m")
     target = rank.folder / f"target{rank.rank}"
     target.write_text("mine")
@@ -38,33 +52,19 @@ def among_garbage(rank: Rank):
     listed = sorted(os.listdir("/dev/shm"))
     rank.used()
     works(rank, 1 << 20)
-    during = sorted(os.listdir("/dev/shm"))
-    return finish(
-        rank,
-        **{"no new name": during == listed, "no link was followed": target.read_text() == "mine"},
-    )
+    assert sorted(os.listdir("/dev/shm")) == listed, "a new name"
+    assert target.read_text() == "mine", "a link was followed"
+    rank.finish()
 
 
-def without_placement(rank: Rank):
+@plays(64)
+@over_hosts
+@on_ranks(2, world="job")
+def test_without_placement(rank):
     refuse_calls("mbind", "set_mempolicy", "get_mempolicy", "madvise", error=1)
     rank.used()
     works(rank, 1 << 20)
-    return finish(rank)
-
-
-@over_hosts
-@pytest.mark.parametrize(
-    "scenario, arguments",
-    [
-        pytest.param(with_shared_memory, ["64k", False, False], marks=plays(32), id="tiny"),
-        pytest.param(with_shared_memory, ["1m", True, False], marks=plays(32), id="full"),
-        pytest.param(with_shared_memory, ["1m", False, True], marks=plays(32), id="read-only"),
-        pytest.param(among_garbage, [], marks=plays(35), id="squatted names"),
-        pytest.param(without_placement, [], marks=plays(64), id="no placement"),
-    ],
-)
-def test_a_group_works(jobs, scenario, arguments):
-    jobs(2, scenario, *arguments).all_hold()
+    rank.finish()
 
 
 def in_its_own_world(rank: Rank, value: float):
@@ -72,8 +72,8 @@ def in_its_own_world(rank: Rank, value: float):
     for _ in range(200):
         tensor = torch.full((5000,), value)
         dist.all_reduce(tensor)
-        assert torch.all(tensor == 2 * value), "a wrong result was returned as success"
-    return finish(rank)
+        assert torch.all(tensor == 2 * value), WRONG
+    rank.finish()
 
 
 @plays(36)
@@ -81,7 +81,7 @@ def in_its_own_world(rank: Rank, value: float):
 def test_two_jobs_with_one_name_at_once(jobs):
     both = [jobs(2, in_its_own_world, float(i), prefix=f"job {i}/") for i in (1, 2)]
     for job in both:
-        job.all_hold()
+        job.hear_all()
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -92,7 +92,8 @@ def refused_at_once(rank: Rank):
         refuse_calls("fallocate")
     rank.used()
     works(rank)
-    return finish(rank, **{"uses Gloo": transport() == "gloo"})
+    assert transport() == "gloo"
+    rank.finish()
 
 
 @plays(33)
@@ -100,7 +101,7 @@ def refused_at_once(rank: Rank):
 @beyond_gloo("reserves no memory")
 def test_ranks_of_which_one_can_have_no_memory_use_gloo(jobs):
     job = jobs(3, refused_at_once)
-    job.all_hold()
+    job.hear_all()
     assert job.logs().count("hosts, with Gloo between them") == 1
 
 
@@ -170,10 +171,11 @@ def few_descriptors(rank: Rank, room: int):
     # Both failed or both worked: else one waits for ever. fastcoll names rank 1 and why on both.
     told = r"rank 1 \(pid \d+, host ", "Too many open files", "Raise the limit on open files"
     patterns = ("open files|Too many",) if IS_GLOO else told
-    said = fault is None or all(re.search(pattern, fault.text) for pattern in patterns)
+    assert fault is None or all(re.search(pattern, fault.text) for pattern in patterns), fault
     rank.used("again")
     works(rank)
-    return fault, finish(rank, named=said)
+    rank.finish()
+    return fault
 
 
 ROOMS = [
@@ -187,7 +189,6 @@ ROOMS = [
 
 @pytest.mark.parametrize("hosts, room", ROOMS)
 def test_descriptors_run_out(jobs, hosts, room):
-    for fault, found in jobs(len(hosts), few_descriptors, room, hosts=hosts).hear_all().values():
-        assert found == {"left": [], "named": True}, fault
+    for fault in jobs(len(hosts), few_descriptors, room, hosts=hosts).hear_all().values():
         if fault is not None:
             in_time(fault.seconds, 2.0, fault.text)

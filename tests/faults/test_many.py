@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from backend import shared_bytes
 from fault_list import plays
-from fault_rank import Rank, catch, footprint
+from fault_rank import Rank, footprint
 from in_time import in_time
+from on_ranks import on_ranks
 from rank_calls import WRONG
 
 
@@ -55,7 +56,8 @@ def test_two_threads_on_one_group(jobs):
             assert "mismatch between collectives" in text or "left the group" in text, text
 
 
-def messages_from_threads(rank: Rank):
+@on_ranks(2, world="job")
+def test_messages_from_threads(rank):
     """Threads of one group are fine for point-to-point, whose tags tell them apart."""
     rank.used(timeout=15)
     other = 1 - rank.rank
@@ -68,13 +70,17 @@ def messages_from_threads(rank: Rank):
             work.wait()
             assert torch.equal(out, into)
 
-    return [str(e) for e in in_threads(*[lambda t=t: exchange(t) for t in range(4)])]
+    assert in_threads(*[lambda t=t: exchange(t) for t in range(4)]) == []
 
 
 # --- groups --------------------------------------------------------------------------------------
 
 
-def many_groups(rank: Rank, count, use):
+def many_groups(rank: Rank, count, use, held):
+    """No thread; no file but two sockets each between hosts; at most 64 KiB of memory besides the group's own block.
+
+    Unused they have no memory.
+    """
     rank.used()
     dist.barrier()
     one = footprint()
@@ -95,8 +101,11 @@ def many_groups(rank: Rank, count, use):
     after = footprint().beyond(one)
     kept = shared_bytes()
     dist.destroy_process_group()
-    found = {"more": more, "after": after, "memory": memory, "kept": kept}
-    return {**found, "left": rank.left()}
+    # Groups in use share workers.
+    assert {t for t in more if not (use and "thread fastcoll-work x" in t)} == held, more
+    assert (after, rank.left()) == ([], [])
+    assert memory < ((count + 1) * (128 << 10) if use else 1 << 20), memory
+    assert kept < 4 << 20, kept
 
 
 @pytest.mark.parametrize(
@@ -108,39 +117,31 @@ def many_groups(rank: Rank, count, use):
     ],
 )
 def test_many_groups(jobs, hosts, count, use, held):
-    """No thread; no file but two sockets each between hosts; at most 64 KiB of memory besides the group's own block.
-
-    Unused they have no memory.
-    """
-    job = jobs(2, many_groups, count, use, hosts=hosts)
-    for found in job.hear_all(timeout=60).values():
-        # Groups in use share workers.
-        more = {t for t in found["more"] if not (use and "thread fastcoll-work x" in t)}
-        assert more == held
-        assert found["after"] == [] and found["left"] == []
-        assert found["memory"] < ((count + 1) * (128 << 10) if use else 1 << 20), found
-        assert found["kept"] < 4 << 20, found
+    jobs(2, many_groups, count, use, held, hosts=hosts).hear_all(timeout=60)
 
 
 # --- works ---------------------------------------------------------------------------------------
 
 
-def many_works(rank: Rank, count):
+@plays(44)
+@on_ranks(2, world="job")
+def test_many_works(rank):
     rank.used()
     dist.barrier()
     if rank.rank == 1:
         time.sleep(0.3)
-    tensors = [torch.full((17,), float(i)) for i in range(count)]
+    tensors = [torch.full((17,), float(i)) for i in range(2000)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):  # in any order
         work.wait()
     assert all(tensor[0] == 2.0 * i for i, tensor in enumerate(tensors)), WRONG
     del work, works
     dist.barrier()
-    return rank.leave()
+    rank.finish()
 
 
-def dropped_works(rank: Rank):
+@on_ranks(2, world="job")
+def test_dropped_works(rank):
     """Works that nobody waits for are done all the same, and free what they held."""
     rank.used()
     tensors = [torch.ones(1000) for _ in range(200)]
@@ -148,24 +149,18 @@ def dropped_works(rank: Rank):
         dist.all_reduce(tensor, async_op=True)
     dist.barrier()
     assert all(tensor[0] == 2.0 for tensor in tensors), WRONG
-    assert catch(dist.all_reduce, torch.ones(2)) is None
-    return rank.leave()
-
-
-@pytest.mark.parametrize(
-    "scenario, arguments",
-    [
-        (messages_from_threads, []),
-        pytest.param(many_works, [2000], marks=plays(44)),
-        (dropped_works, []),
-    ],
-)
-def test_all_is_right(jobs, scenario, arguments):
-    """Each rank returns what went wrong, or was left."""
-    assert jobs(2, scenario, *arguments).hear_all(timeout=40) == {0: [], 1: []}
+    dist.all_reduce(torch.ones(2))
+    rank.finish()
 
 
 # --- for a long time -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "count", [20, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(600)])]
+)
+def test_init_and_destroy_over_and_over(jobs, count):
+    jobs(2, init_and_destroy, count).hear_all(timeout=30 + 0.5 * count)
 
 
 def init_and_destroy(rank: Rank, count):
@@ -181,14 +176,6 @@ def init_and_destroy(rank: Rank, count):
         assert tensor[0] == rank.size
         dist.destroy_process_group()
     # The kernel lists a thread for a moment after it was joined.
-    return rank.left(), psutil.Process().memory_info().rss - memory
-
-
-@pytest.mark.parametrize(
-    "count", [20, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(600)])]
-)
-def test_init_and_destroy_over_and_over(jobs, count):
-    job = jobs(2, init_and_destroy, count)
-    for grown, memory in job.hear_all(timeout=30 + 0.5 * count).values():
-        assert grown == []
-        assert memory < 16 << 20, f"{memory >> 20} MiB more after {count} rounds"
+    assert rank.left() == []
+    grown = psutil.Process().memory_info().rss - memory
+    assert grown < 16 << 20, f"{grown >> 20} MiB more after {count} rounds"

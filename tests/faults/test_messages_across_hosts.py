@@ -13,6 +13,7 @@ from in_call import soon, tell_in_call
 from in_time import assert_raised
 from machine import own_process_ids
 from odd_stores import HidesLinks
+from on_ranks import on_ranks
 from suite_rules import bound
 
 SMALL, LARGE = 8, 3_000_000
@@ -102,8 +103,9 @@ def test_a_sender_that_dies_within_a_message(jobs):
     assert untouched
 
 
-def talk_unwatched(rank: Rank):
-    """Nobody waits: a long message each way is seen to by the backend's own threads."""
+@on_ranks(2, world="job", hosts="01")
+def test_long_messages_that_nobody_waits_for_end(rank):
+    """A long message each way is seen to by the backend's own threads."""
     rank.init()
     other = 1 - rank.rank
     into = torch.empty(LARGE)
@@ -111,34 +113,25 @@ def talk_unwatched(rank: Rank):
     end = time.monotonic() + bound(2.5)
     while not all(work.is_completed() for work in works) and time.monotonic() < end:
         time.sleep(0.01)
-    completed = [work.is_completed() for work in works]
+    assert all(work.is_completed() for work in works)
     for work in works:
         work.wait()
     del work, works  # they keep the group
     dist.destroy_process_group()
-    return completed, bool(torch.all(into == other))
+    assert torch.all(into == other)
 
 
-def from_anybody(rank: Rank):
+@on_ranks(3, world="job", hosts="011")
+def test_long_messages_from_any_rank(rank):
     rank.init()
     if rank.rank == 0:
         into = torch.empty(LARGE)
         came = sorted((dist.recv(into), int(into[-1])) for _ in range(4))
-        dist.destroy_process_group()
-        return came
-    for _ in range(2):
-        dist.send(torch.full((LARGE,), float(rank.rank)), 0)
+        assert came == [(1, 1), (1, 1), (2, 2), (2, 2)]
+    else:
+        for _ in range(2):
+            dist.send(torch.full((LARGE,), float(rank.rank)), 0)
     dist.destroy_process_group()
-    return None
-
-
-def test_long_messages_that_nobody_waits_for_end(jobs):
-    job = jobs(2, talk_unwatched, hosts="01")
-    assert job.hear_all() == dict.fromkeys(range(2), ([True, True], True))
-
-
-def test_long_messages_from_any_rank(jobs):
-    assert jobs(3, from_anybody, hosts="011").hear_all()[0] == [(1, 1), (1, 1), (2, 2), (2, 2)]
 
 
 def leaves_much_unread(rank: Rank, count):

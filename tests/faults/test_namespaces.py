@@ -23,8 +23,9 @@ from machine import (
     own_process_ids,
     two_networks,
 )
+from on_ranks import on_ranks
 from over_hosts import over_hosts
-from rank_calls import all_reduce, finish, repeated, transport, works
+from rank_calls import all_reduce, repeated, transport, works
 
 TIMEOUT = 2.0
 
@@ -36,7 +37,7 @@ def is_attacked(rank: Rank):
     dist.all_reduce(torch.ones(1 << 20))
     rank.pause()
     works(rank)
-    return finish(rank)
+    rank.finish()
 
 
 def as_nobody(function, *arguments) -> list[str]:
@@ -106,23 +107,21 @@ def test_another_user_gets_nothing(jobs):
     job.hear_all()
     assert as_nobody(attack, job.pids[0]) == [], "another user could"
     job.tell_all()
-    job.all_hold()
+    job.hear_all()
 
 
 # --- namespaces ----------------------------------------------------------------------------------
 
 
-def with_other_mounts(rank: Rank):
+@plays(39)
+@on_ranks(2, world="job")
+def test_other_mount_and_ipc_namespaces(rank):
     if rank.rank == 1:
         own_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
     rank.used()
     works(rank)
-    return finish(rank, **{"shared memory": transport() in ("shm", "")})
-
-
-@plays(39)
-def test_other_mount_and_ipc_namespaces(jobs):
-    jobs(2, with_other_mounts).all_hold()
+    assert transport() in ("shm", "")
+    rank.finish()
 
 
 def with_other_pids(rank: Rank):

@@ -1,14 +1,14 @@
 """Tensors that are seldom seen: a result, or an error that names what was expected; the group stays in step."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from backend import IS_GLOO, all_gather_single, beyond_gloo, reduce_scatter_single
 from device_ranks import DEVICE, prepare
 from fault_list import plays
 from fault_rank import Fault, Rank, catch, footprint
+from on_ranks import on_ranks
 from over_hosts import over_hosts
-from rank_calls import finish
+from rank_calls import WRONG
 
 
 def refused(fault: Fault | None, *words: str) -> bool:
@@ -18,17 +18,19 @@ def refused(fault: Fault | None, *words: str) -> bool:
     return all(word in fault.text for word in words)
 
 
-def done(rank: Rank, **checks: bool):
+def finish(rank: Rank) -> None:
     """The group must be in step after all this."""
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
-    checks["the group is in step"] = tensor.tolist() == [float(rank.size)] * 3
-    return finish(rank, **checks)
+    assert tensor.tolist() == [float(rank.size)] * 3, "the group is out of step"
+    rank.finish()
 
 
-def unaligned(rank: Rank):
+@plays(48)
+@over_hosts
+@on_ranks(2, world="job")
+def test_unaligned_tensors(rank):
     rank.used()
-    right = {}
     for count in (0, 7, 1000, 300_000):
         memory = bytearray(4 * count + 5)
         tensor = (
@@ -38,19 +40,21 @@ def unaligned(rank: Rank):
         )
         assert not count or tensor.data_ptr() % 4, "the fault was not injected"
         dist.all_reduce(tensor.fill_(rank.rank + 1.0))
-        right[f"the sum of {count}"] = bool(torch.all(tensor == 3.0))
-    return done(rank, **right)
+        assert torch.all(tensor == 3.0), WRONG
+    finish(rank)
 
 
-def without_data(rank: Rank):
+@plays(55)
+@over_hosts
+@on_ranks(2, world="job")
+def test_tensors_without_data(rank):
     """Tensors of device meta. Most calls with them torch answers itself, on all ranks alike."""
     rank.used()
     there, here = torch.empty(4, device="meta"), torch.ones(4)
-    right = {}
-    lists = [here, torch.ones(4, dtype=torch.float64)]
-    right["mixed dtypes in a list"] = refused(catch(dist.all_gather, lists, here))
+    mixed = [here, torch.ones(4, dtype=torch.float64)]
+    assert refused(catch(dist.all_gather, mixed, here)), "dtypes were mixed in a list"
     fault = catch(dist.all_reduce, there)
-    right["all_reduce of meta is none"] = fault is None or refused(fault)
+    assert fault is None or refused(fault), fault
     calls = {
         "all_gather": (dist.all_gather, [there, torch.ones(4)], here),
         "reduce_scatter": (dist.reduce_scatter, torch.ones(4), [here, there]),
@@ -59,9 +63,9 @@ def without_data(rank: Rank):
     for name, (call, *arguments) in calls.items():
         if name == "scatter" and rank.rank != 0:
             continue  # the root alone has what is wrong, and knows before anything is sent
-        right[f"meta in the list of {name}"] = refused(
-            catch(call, *arguments), "device meta", "expected a CPU or CUDA tensor"
-        ) or (IS_GLOO and catch(call, *arguments) is not None)
+        fault = catch(call, *arguments)
+        said = "device meta", "expected a CPU or CUDA tensor"
+        assert refused(fault, *said) or (IS_GLOO and fault is not None), (name, fault)
     if not IS_GLOO:  # past torch, which would answer such calls itself
         backend, other = dist.group.WORLD._get_backend(torch.device("cpu")), 1 - rank.rank
         for name, call in {
@@ -70,12 +74,17 @@ def without_data(rank: Rank):
             "send": lambda: backend.send([there], other, 0),
             "recv": lambda: backend.recv([there], other, 0),
         }.items():
-            right[f"{name} asked of the backend"] = refused(catch(call), "device meta")
-        backend = None  # it keeps the group
-    return done(rank, **right)
+            fault = catch(call)
+            assert refused(fault, "device meta"), (name, fault)
+        del backend, call  # they keep the group
+    finish(rank)
 
 
-def on_two_devices(rank: Rank):
+@plays(55)
+@over_hosts
+@beyond_gloo("serves no other device")
+@on_ranks(2, world="job")
+def test_tensors_of_two_devices_in_a_call(rank, device_libraries):
     """A call with tensors of the CPU and of another device that the backend serves."""
     prepare()
     rank.used()
@@ -87,7 +96,6 @@ def on_two_devices(rank: Rank):
         return torch.ones(4)
 
     rank.before = footprint()
-    right = {}
     for name, (call, *arguments) in {
         "all_gather into another device": (dist.all_gather, [here(), there()], here()),
         "all_gather from another device": (dist.all_gather, [here(), here()], there()),
@@ -97,24 +105,6 @@ def on_two_devices(rank: Rank):
         "reduce_scatter_single": (reduce_scatter_single, there(), torch.ones(8)),
     }.items():
         fault = catch(call, *arguments)
-        right[name] = refused(fault, "all tensors on one device", "cpu", f"{DEVICE}:0")
-    return done(rank, **right)
-
-
-@over_hosts
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(unaligned, marks=plays(48)),
-        pytest.param(without_data, marks=plays(55)),
-    ],
-)
-def test_odd_tensors(jobs, case):
-    jobs(2, case).all_hold()
-
-
-@plays(55)
-@over_hosts
-@beyond_gloo("serves no other device")
-def test_tensors_of_two_devices_in_a_call(device_libraries, jobs):
-    jobs(2, on_two_devices).all_hold()
+        said = "all tensors on one device", "cpu", f"{DEVICE}:0"
+        assert refused(fault, *said), (name, fault)
+    finish(rank)

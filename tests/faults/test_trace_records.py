@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import PATIENT, Rank, catch
+from on_ranks import on_ranks
 from trace_scenarios import ask_torch, every_kind
 
 import fastcoll.trace
@@ -87,54 +88,45 @@ def assert_whole(rank, expected, dump):
     assert ids == sorted(set(ids))
 
 
-def overfills(rank: Rank):
+@pytest.mark.parametrize("kept", [1, 7, 16])
+@on_ranks(1, world="job")
+def test_only_the_last_calls_are_kept(rank, kept):
+    os.environ["FASTCOLL_TRACE_SIZE"] = str(kept)
     rank.init()
     for count in range(1, 50):
         dist.all_reduce(torch.ones(count))
-    return fastcoll.trace.dump()
-
-
-@pytest.mark.parametrize("size", [1, 7, 16])
-def test_only_the_last_calls_are_kept(jobs, size):
-    dump = jobs(1, overfills, environment={"FASTCOLL_TRACE_SIZE": str(size)}).hear(0)
-    last = list(range(1, 50))[-size:]
+    dump = fastcoll.trace.dump()
+    last = list(range(1, 50))[-kept:]
     assert [entry["collective_seq_id"] for entry in dump["entries"]] == last
     assert [entry["input_sizes"] for entry in dump["entries"]] == [[[count]] for count in last]
     assert dump["fastcoll"]["recorded"] == 49
 
 
-def finds_it_off(rank: Rank):
+@on_ranks(1, world="job", environment={"FASTCOLL_TRACE_SIZE": "0"})
+def test_it_can_be_switched_off(rank):
     rank.init()
     dist.all_reduce(torch.ones(1))
-    return fastcoll.trace.records(), catch(fastcoll.trace.dump)
+    assert fastcoll.trace.records() == []
+    with pytest.raises(RuntimeError, match="FASTCOLL_TRACE_SIZE above 0"):
+        fastcoll.trace.dump()
 
 
-def test_it_can_be_switched_off(jobs):
-    job = jobs(2, finds_it_off, environment={"FASTCOLL_TRACE_SIZE": "0"})
-    for records, fault in job.hear_all().values():
-        assert records == []
-        assert fault.kind == "RuntimeError"
-        assert "FASTCOLL_TRACE_SIZE above 0" in fault.text
-
-
-def gathers_much(rank: Rank):
+@on_ranks(1, world="job")
+def test_what_does_not_fit_is_counted(rank):
     rank.init()
     dist.all_to_all([torch.ones(1, 2, 3)], [torch.ones(1, 2, 3)])
     dist.group.WORLD._get_backend(torch.device("cpu")).allreduce_coalesced(
         [torch.ones(1, 2, 3, 4) for _ in range(20)]
     ).wait()
-    return fastcoll.trace.records()
-
-
-def test_what_does_not_fit_is_counted(jobs):
-    fits, cut = jobs(1, gathers_much).hear(0)
+    fits, cut = fastcoll.trace.records()
     assert fits["fastcoll"]["tensors_left_out"] == 0
     assert cut["fastcoll"]["tensors_left_out"] == 32
     assert cut["input_sizes"] == [[1, 2, 3, 4]] * 8
     assert cut["output_sizes"] == []
 
 
-def calls_in_threads(rank: Rank):
+@on_ranks(2, world="job")
+def test_threads_write_at_once(rank):
     rank.init()
     groups = [dist.new_group([0, 1]) for _ in range(4)]
 
@@ -148,17 +140,14 @@ def calls_in_threads(rank: Rank):
             fastcoll.trace.dump()  # a reader among the writers
     for one in calls:
         one.result()
-    return fastcoll.trace.records()
-
-
-def test_threads_write_at_once(jobs):
-    for records in jobs(2, calls_in_threads).hear_all().values():
-        assert len(records) == 160
-        assert {record["state"] for record in records} == {"completed"}
-        for group in {record["process_group"][0] for record in records}:
-            mine = [r for r in records if r["process_group"][0] == group]
-            assert [r["collective_seq_id"] for r in mine] == list(range(1, 41))
-            assert len({str(r["input_sizes"]) for r in mine}) == 1
+    records = fastcoll.trace.records()
+    assert len(records) == 160
+    assert {record["state"] for record in records} == {"completed"}
+    for group in {record["process_group"][0] for record in records}:
+        mine = [r for r in records if r["process_group"][0] == group]
+        assert [r["collective_seq_id"] for r in mine] == list(range(1, 41))
+        assert len({str(r["input_sizes"]) for r in mine}) == 1
+    dist.destroy_process_group()
 
 
 def has_work_under_way(rank: Rank):
@@ -190,29 +179,29 @@ def the_line_that_calls():
     dist.all_reduce(torch.ones(1))
 
 
-def keeps_stacks(rank: Rank):
+@pytest.mark.parametrize("wanted", [True, False])
+@on_ranks(1, world="job")
+def test_stacks_are_kept_on_request(rank, wanted):
+    os.environ["FASTCOLL_TRACE_STACKS"] = str(int(wanted))
     rank.init()
     the_line_that_calls()
     thread = threading.Thread(target=the_line_that_calls)
     thread.start()
     thread.join()
-    return fastcoll.trace.records()
+    records = fastcoll.trace.records()
+    assert len(records) == 2
+    for record in records:
+        found = [f for f in record["frames"] if f["name"] == the_line_that_calls.__name__]
+        line = the_line_that_calls.__code__.co_firstlineno + 1
+        expected = [{"name": "the_line_that_calls", "filename": __file__, "line": line}]
+        assert found == (expected if wanted else [])
+        assert bool(record["frames"]) == wanted
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_stacks_are_kept_on_request(jobs, wanted):
-    job = jobs(2, keeps_stacks, environment={"FASTCOLL_TRACE_STACKS": str(int(wanted))})
-    for records in job.hear_all().values():
-        for record in records:
-            found = [f for f in record["frames"] if f["name"] == the_line_that_calls.__name__]
-            line = the_line_that_calls.__code__.co_firstlineno + 1
-            expected = [{"name": "the_line_that_calls", "filename": __file__, "line": line}]
-            assert found == (expected if wanted else [])
-            assert bool(record["frames"]) == wanted
-
-
-def forks(rank: Rank):
+@on_ranks(2, world="job")
+def test_a_fork_has_no_trace_of_its_parent(rank):
     rank.used()
+    file = rank.folder / f"child{rank.rank}"
     child = os.fork()
     if child == 0:
         fault = catch(dist.all_reduce, torch.ones(1))
@@ -220,21 +209,14 @@ def forks(rank: Rank):
         own = C.ProcessGroupFastcoll(dist.HashStore(), 0, 1, C.Options())
         own.allreduce([torch.ones(5)])
         found = (before, fault.text, fastcoll.trace.records())
-        (rank.folder / f"child{rank.rank}").write_bytes(pickle.dumps(found))
+        file.write_bytes(pickle.dumps(found))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    return len(fastcoll.trace.records())
-
-
-def test_a_fork_has_no_trace_of_its_parent(jobs, tmp_path):
-    assert jobs(2, forks).hear_all() == {0: 1, 1: 1}
-    files = list(tmp_path.rglob("child*"))
-    assert len(files) == 2
-    for file in files:
-        before, text, after = pickle.loads(file.read_bytes())
-        assert before == []
-        assert "this process is a fork" in text
-        assert [(entry["record_id"], entry["input_sizes"]) for entry in after] == [(1, [[5]])]
+    assert len(fastcoll.trace.records()) == 1
+    before, text, after = pickle.loads(file.read_bytes())
+    assert before == []
+    assert "this process is a fork" in text
+    assert [(entry["record_id"], entry["input_sizes"]) for entry in after] == [(1, [[5]])]
 
 
 def makes_groups_again(rank: Rank, prefix: str):
