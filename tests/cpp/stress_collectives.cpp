@@ -134,22 +134,6 @@ void randomOnHosts(Rank& me) {
   }
 }
 
-/// Far more asynchronous collectives than in practice, awaited from the last to the first.
-void manyOutstanding(Rank& me) {
-  Random shared(5);
-  const Engine engine = me.group("outstanding");
-  std::vector<JobRef> open;
-  for (int i = 0; i < 400; ++i) {
-    open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size));
-    engine->submit(open.back());
-  }
-  std::reverse(open.begin(), open.end());
-  for (const auto& job : open) {
-    engine->wait(*job->completion);
-    job->check();
-  }
-}
-
 /// A callback waits for a later collective of its own group.
 void callbacks(Rank& me) {
   struct Calling : Completion {
@@ -188,7 +172,6 @@ std::vector<Test> collectiveTests() {
           {"random collectives, spinning", randomSpinning(300), {2, 3}},
           {"hosts: random collectives", randomOnHosts, {3, 4, 6}, false},
           {"more ranks than cores", randomCollectives, {8}},
-          {"many outstanding", manyOutstanding, {2, 3}},
           {"callbacks that wait", callbacks, {2, 3}, false}};
 }
 

@@ -11,9 +11,7 @@ namespace {
 /// A rank ends its engine while the others wait for it.
 void leaves(Rank& me) {
   for (int round = 0; round < 6 * effort; ++round) {
-    const Engine engine = me.group(concat("left", round));
-    runChecked(me, *engine, sum(10));
-    me.sync();
+    const Engine engine = me.usedGroup(concat("left", round));
     if (me.rank == 0) {
       std::this_thread::sleep_for(Milliseconds(round % 2 == 0 ? 0 : 15));
       engine->shutdown();
@@ -30,9 +28,7 @@ void leaves(Rank& me) {
 /// An engine ends while its own threads wait in it, or have work in the queue.
 void endsUnderWaiters(Rank& me) {
   for (int round = 0; round < 5 * effort; ++round) {
-    Engine engine = me.group(concat("under", round));
-    runChecked(me, *engine, sum(10));
-    me.sync();
+    Engine engine = me.usedGroup(concat("under", round));
     if (me.rank == 0) {
       me.read(concat("gone", round));
       continue;

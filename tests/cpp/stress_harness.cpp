@@ -130,6 +130,13 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
       config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.makeNetwork);
 }
 
+Engine Rank::usedGroup(const std::string& name, const GroupOptions& options) {
+  const Engine engine = group(name, options);
+  runChecked(*this, *engine, sum(10));
+  sync();
+  return engine;
+}
+
 std::string Rank::read(const std::string& key) const {
   std::string value;
   const auto end = Clock::now() + Milliseconds(60000);

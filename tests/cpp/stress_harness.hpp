@@ -61,6 +61,9 @@ class Rank {
 
   /// A group of all ranks; `name` is its prefix in the store.
   Engine group(const std::string& name, const GroupOptions& options = {}) const;
+  /// A group that has worked. No rank is in its first collective any more, so a fault that follows
+  /// does not end it.
+  Engine usedGroup(const std::string& name, const GroupOptions& options = {});
   /// Waits for all ranks, without fastcoll.
   void sync();
   void note(const std::string& key, const std::string& value) { meeting_->set(key, value); }

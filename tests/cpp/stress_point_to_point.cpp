@@ -186,21 +186,6 @@ void remoteEdges(Rank& me, const GroupOptions& options) {
   }
 }
 
-/// Two ranks exchange messages although the third has not arrived.
-void onlyTwo(Rank& me, const GroupOptions& options) {
-  if (me.rank == 2) me.read("talked");
-  const Engine engine = me.group("two of three", options);
-  if (me.rank == 2) return;
-  auto& p2p = pointToPoint(*engine);
-  for (const std::size_t bytes : {8, 500000}) {
-    const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, bytes, 9}, me.rank == 0);
-    p2p.submit(transfer);
-    REQUIRE(p2p.wait(transfer, Clock::now() + Milliseconds(20000)));
-    transfer->check();
-  }
-  if (me.rank == 0) me.note("talked", "");
-}
-
 /// A rank leaves, or aborts, while another rank waits for its message.
 void leaveWithPending(Rank& me, const GroupOptions& options) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{3000000}}) {
@@ -238,7 +223,6 @@ std::vector<Test> pointToPointTests() {
       {"unattended messages", here(unattended), {2}},
       {"beside collectives", here(besideCollectives), {2, 4}},
       {"many waiters", here(manyWaiters), {2, 3}},
-      {"only two meet", here(onlyTwo), {3}},
       {"hosts: exchange", apart(exchange, "two in turns"), {2, 3, 5}, false},
       {"hosts: exchange, each alone", apart(exchange, "alone"), {3, 4}, false},
       {"hosts: edges", apart(edges, "alone"), {2}, false},
@@ -247,7 +231,6 @@ std::vector<Test> pointToPointTests() {
       {"hosts: unattended messages", apart(unattended, "alone"), {2}, false},
       {"hosts: beside collectives", apart(besideCollectives, "halves"), {2, 4}, false},
       {"hosts: many waiters", apart(manyWaiters, "one aside"), {2, 3}, false},
-      {"hosts: only two meet", apart(onlyTwo, "one aside"), {3}, false},
       {"hosts: a peer leaves", apart(leaveWithPending, "alone"), {2}, false}};
   for (Test& test : pointToPointFaultTests()) tests.push_back(std::move(test));
   return tests;
