@@ -21,7 +21,8 @@ flags() {
   esac
 }
 
-# build <way> <program> <source>...: uses make for dependencies and parallel compilation.
+# build <way> <program> <source>...: uses make for dependencies and parallel compilation. The standard headers are
+# compiled once for each way.
 build() {
   local way=$1 program=$2
   shift 2
@@ -29,11 +30,14 @@ build() {
   make --no-print-directory -s -j "$JOBS" -f - "build/sanitize-$way/$program" <<MAKE
 FLAGS := -std=c++17 -g1 -Wall -Wextra $(flags "$way") -pthread
 OBJECTS := $(printf "build/sanitize-$way/%s.o " "$@")
+HEADERS := build/sanitize-$way/standard_headers.hpp
 build/sanitize-$way/$program: \$(OBJECTS)
 	$CXX \$(FLAGS) -o \$@ \$(OBJECTS)
-build/sanitize-$way/%.o: % tests/cpp/sanitize.sh
+build/sanitize-$way/%.o: % \$(HEADERS).gch
 	mkdir -p \$(@D)
-	$CXX \$(FLAGS) -MMD -MP -c -o \$@ \$<
+	$CXX \$(FLAGS) -include \$(HEADERS) -MMD -MP -c -o \$@ \$<
+\$(HEADERS).gch: csrc/standard_headers.hpp tests/cpp/sanitize.sh
+	$CXX \$(FLAGS) -x c++-header -o \$@ \$<
 -include \$(OBJECTS:.o=.d)
 MAKE
 }
