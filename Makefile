@@ -145,10 +145,11 @@ gpu-gradients:
 	    --profile --json "$$out/ddp_cuda_1rank.jsonl" \
 	    --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
 
-# Installs nothing and compiles no C++: the kernels need torch and Triton only.
-gpu-kernels: build/package
+gpu-kernels:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
+	'$(PYTHON)' setup.py --quiet build_ext --inplace
+	$(MAKE) build/package
 	cd build/package
 	status=0
 	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
@@ -169,6 +170,7 @@ kernels-matrix: build/package
 	    fi
 	    export PYTHONPATH="$$folder:$(CURDIR)/tests/kernels"
 	    '$(PYTHON)' -m kernel_table --json "$$folder.json"
+	    '$(PYTHON)' -m fake_cuda
 	done
 
 # The package as it will be installed, by links: a folder in which `import fastcoll` finds fastcoll.kernels.

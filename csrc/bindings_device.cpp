@@ -5,10 +5,14 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "device/capture.hpp"
+#include <array>
+#include <tuple>
+#include <variant>
+
 #include "device/communicators.hpp"
 #include "device/nccl.hpp"
 #include "device/nccl_allocator.hpp"
+#include "device/plans.hpp"
 #include "python_library.hpp"
 #include "torch_error.hpp"
 
@@ -29,6 +33,98 @@ void addKernels(Communicators& communicators, const at::Tensor& words, std::stri
   auto* const first = words.data_ptr<std::int64_t>();
   std::shared_ptr<std::int64_t> memory(first, [words](std::int64_t*) {});
   communicators.addKernels({std::move(memory), std::move(prefix), size});
+}
+
+PlannedCalls plannedCalls(
+    const std::vector<std::tuple<int, int, int, int, std::uintptr_t, std::int64_t, std::uintptr_t,
+                                 std::int64_t>>& calls,
+    bool fromSource, bool toOut) {
+  PlannedCalls planned{{}, fromSource, toOut};
+  for (const auto& [collective, dtype, op, root, in, inCount, out, outCount] : calls) {
+    DeviceRequest& request = planned.requests.emplace_back();
+    request.collective = static_cast<Collective>(collective);
+    request.dtype = static_cast<DType>(dtype);
+    request.op = static_cast<ReduceOp>(op);
+    request.root = root;
+    request.in = {in, inCount};
+    request.out = {out, outCount};
+  }
+  return planned;
+}
+
+void bindKernels(py::module_& m) {
+  py::class_<Kernel, std::shared_ptr<Kernel>>(m, "Kernel")
+      .def(py::init([](const c10::Device& device, std::string name, std::string code,
+                       std::string entry, unsigned threads, unsigned sharedBytes) {
+             return translated([&] {
+               return std::shared_ptr<Kernel>(std::make_shared<LoadedKernel>(
+                   device, CompiledKernel{std::move(name), std::move(code), std::move(entry),
+                                          threads, sharedBytes}));
+             });
+           }),
+           py::arg("device"), py::arg("name"), py::arg("code"), py::arg("entry"),
+           py::arg("threads"), py::arg("shared_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def_static("interpreted", &interpretedKernel, py::arg("function"));
+  py::class_<Launch>(m, "Launch")
+      .def(py::init([](std::shared_ptr<Kernel> kernel, std::int64_t programs,
+                       const std::vector<std::int64_t>& arguments, py::object held, int sourceAt,
+                       int outAt, const std::optional<std::array<std::int64_t, 6>>& pieces) {
+             Launch made;
+             made.kernel = std::move(kernel);
+             made.programs = programs;
+             made.arguments.assign(arguments.begin(), arguments.end());
+             made.held = heldByPython(std::move(held));
+             made.sourceAt = sourceAt;
+             made.outAt = outAt;
+             if (pieces) {
+               const auto [at, block, grain, most, channels, ranks] = *pieces;
+               made.pieces = Pieces{static_cast<int>(at), block, grain, most, channels, ranks};
+             }
+             return made;
+           }),
+           py::arg("kernel"), py::arg("programs"), py::arg("arguments"), py::arg("held"),
+           py::arg("source_at") = -1, py::arg("out_at") = -1, py::arg("pieces") = py::none())
+      .def("fixed",
+           [](Launch launch) {
+             launch.sourceAt = launch.outAt = -1;
+             return launch;
+           })
+      .def(
+          "__call__",
+          [](const Launch& launch) {
+            translated([&] { launch.run(launch.kernel->currentStream()); });
+          },
+          py::call_guard<py::gil_scoped_release>());
+  py::class_<PlannedCalls>(m, "PlannedCalls")
+      .def(py::init(&plannedCalls), py::arg("calls"), py::arg("from_source") = false,
+           py::arg("to_out") = false);
+  py::class_<PlanPart>(m, "PlanPart")
+      .def(py::init([](std::string algorithm, std::vector<std::size_t> tasks,
+                       std::vector<std::variant<Launch, PlannedCalls>> steps, bool tables,
+                       py::object held) {
+             return PlanPart{std::move(algorithm), std::move(tasks), std::move(steps), tables,
+                             heldByPython(std::move(held))};
+           }),
+           py::arg("algorithm"), py::arg("tasks"), py::arg("steps"), py::arg("tables"),
+           py::arg("held"))
+      .def_readonly("algorithm", &PlanPart::algorithm);
+  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
+      .def(py::init([](std::vector<PlanPart> parts, std::vector<std::size_t> left, bool usesPeers,
+                       bool ofCount) {
+             return Plan{std::move(parts), std::move(left), usesPeers, ofCount};
+           }),
+           py::arg("parts"), py::arg("left"), py::arg("uses_peers"), py::arg("of_count"))
+      .def_readonly("parts", &Plan::parts)
+      .def_property_readonly("launches", &Plan::launches);
+  py::class_<Plans, std::shared_ptr<Plans>>(m, "Plans")
+      .def(py::init<std::int64_t, std::vector<std::int64_t>>(), py::arg("kernel_bytes"),
+           py::arg("limits"))
+      .def("forget", &Plans::forget, py::call_guard<py::gil_scoped_release>())
+      .def("clear", &Plans::clear, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("built", &Plans::built)
+      .def_property_readonly("placed", &Plans::placed)
+      .def_property_readonly("pinned", &Plans::pinned)
+      .def("values", &Plans::plans);
 }
 
 }  // namespace
@@ -85,6 +181,7 @@ void bindDevice(py::module_& m) {
           py::call_guard<py::gil_scoped_release>())
       .def("end_calls", [](Communicators& all) { all.calling().unlock(); })
       .def_property_readonly("aborted", &Communicators::aborted);
+  bindKernels(m);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
   m.def("set_nccl_allocator", &setNcclAllocator, py::arg("allocate"), py::arg("free"));
   m.attr("COLLECTIVES") =

@@ -1,16 +1,16 @@
-// The library of the device engine. C++ makes NCCL's calls; fastcoll.cuda.engine makes
-// communicators and runs kernels, and is called from here.
+// The library of the device engine. C++ makes NCCL's calls and launches kernels, and takes no GIL
+// for a call that it has a plan for. fastcoll.cuda.engine makes communicators and plans.
 #include "python_library.hpp"
 
+#include <c10/core/DeviceGuard.h>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <limits>
-#include <unordered_set>
 
 #include "device/communicators.hpp"
+#include "device/plans.hpp"
 #include "process_group.hpp"
 #include "torch_error.hpp"
 
@@ -34,20 +34,50 @@ std::string textOf(const py::error_already_set& error) {
   throw Error(kindOf(error), textOf(error));
 }
 
+/// Calls `body` with the GIL.
+template <typename Body>
+auto inPython(Body&& body) {
+  const py::gil_scoped_acquire gil;
+  try {
+    return body();
+  } catch (const py::error_already_set& error) {
+    rethrow(error);
+  }
+}
+
+/// A kernel that Triton interprets on the host.
+class InterpretedKernel : public Kernel {
+ public:
+  explicit InterpretedKernel(const py::object& function) : function_(heldByPython(function)) {}
+  void launch(unsigned programs, const KernelArguments& arguments, void*) const override {
+    inPython([&] {
+      py::tuple given(arguments.size());
+      for (std::size_t i = 0; i < arguments.size(); ++i) given[i] = arguments[i];
+      (*static_cast<py::object*>(function_.get()))(programs, given);
+    });
+  }
+  void* currentStream() const override { return nullptr; }
+
+ private:
+  const std::shared_ptr<void> function_;
+};
+
 [[noreturn]] void throwAborted() {
   throw Error(ErrorKind::Backend, concat("the group was aborted", kInitAgain));
 }
 
-/// The library of the engine. It makes NCCL's calls itself. A Python object makes what is made
-/// once, and runs the kernels:
+/// The library of the engine. It makes NCCL's calls and launches kernels itself. A Python object
+/// makes what is made once:
 ///   prepare(device, pair, captured)       makes a communicator
 ///   split(device, color, key, child)      splits it; `child` is another such object, or None
-///   kernel_bytes(device)                  size of the largest all-reduce that a kernel may serve;
-///                                         the largest int: an algorithm is forced
-///   compile(tasks, options, device)       compiles kernels for a kind of collectives; returns
+///   all_reduces[device]                   of a device with a communicator of all ranks:
+///     plans                               its Plans
+///     compile(tasks, options)             compiles kernels for a kind of collectives; returns
 ///                                         whether kernels serve any of them
-///   serve(tasks, options, stream, device) runs kernels; returns which tasks are left to NCCL,
-///                                         or None: all, whenever such tasks come
+///     plan(tasks, options, stream, captured)
+///                                         a Plan, or None: NCCL serves all such tasks
+///     tables(tasks)                       addresses of two tables with the tasks' addresses, and
+///                                         what holds them
 ///   refuse(call)                          raises why there is no NCCL for it
 ///   set_timeout(timedelta)                from the next call on
 ///   close()
@@ -56,73 +86,54 @@ class PythonLibrary : public DeviceLibrary {
  public:
   explicit PythonLibrary(py::object engine)
       : engine_(std::make_unique<py::object>(std::move(engine))),
-        serve_(std::make_unique<py::object>(engine_->attr("serve"))),
-        compile_(std::make_unique<py::object>(engine_->attr("compile"))),
         communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
 
   ~PythonLibrary() override {
-    // If the interpreter is gone, nothing can free them.
+    // If the interpreter is gone, nothing can free it.
     if (Py_IsInitialized() == 0) {
       engine_.release();
-      serve_.release();
-      compile_.release();
       return;
     }
     const py::gil_scoped_acquire gil;
-    serve_.reset();
-    compile_.reset();
     engine_.reset();
   }
 
   void prepare(c10::Device device, int pair, bool captured) override {
-    const py::gil_scoped_acquire gil;
-    try {
+    inPython([&] {
       engine_->attr("prepare")(static_cast<int>(device.index()), pair, captured);
-      if (pair < 0) askHowFar(device);
-    } catch (const py::error_already_set& error) {
-      rethrow(error);
-    }
+      if (pair < 0) takePlanner(device);
+    });
   }
 
   void split(c10::Device device, int color, int key, DeviceLibrary* child) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
-    const py::gil_scoped_acquire gil;
-    try {
+    inPython([&] {
       auto* part = dynamic_cast<PythonLibrary*>(child);
       const py::object theirs = part != nullptr ? *part->engine_ : py::object(py::none());
       engine_->attr("split")(static_cast<int>(device.index()), color, key, theirs);
-      if (part != nullptr) part->askHowFar(device);
-    } catch (const py::error_already_set& error) {
-      rethrow(error);
-    }
+      if (part != nullptr) part->takePlanner(device);
+    });
   }
 
   void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) override {
-    const c10::DeviceIndex device = stream.device_index();
-    for (const Indices& those : forKernels(requests, device)) {
-      const std::string kind = kindOf(requests, those, device);
-      {
-        const std::lock_guard<std::mutex> lock(kindsMutex_);
-        if (plain_.count(kind) != 0 || compiled_.count(kind) != 0) continue;
-      }
-      const py::gil_scoped_acquire gil;
-      try {
+    const auto own = plannerOf(stream);
+    if (own.plans == nullptr) return;
+    for (const Indices& those : own.plans->forKernels(requests)) {
+      const std::string kind = own.plans->kindOf(requests, those);
+      if (own.plans->served(kind)) continue;
+      const bool serves = inPython([&] {
         const c10::DeviceGuard onDevice(stream.device());
-        const bool serves = (*compile_)(tasksOf(requests, those), optionsOf(requests[those[0]]),
-                                        static_cast<int>(device))
-                                .cast<bool>();
-        note(serves ? compiled_ : plain_, kind);
-      } catch (const py::error_already_set& error) {
-        rethrow(error);
-      }
+        return own("compile", tasksOf(requests, those), optionsOf(requests[those[0]])).cast<bool>();
+      });
+      own.plans->note(kind, serves);
     }
   }
 
-  void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
-             int pair) override {
+  void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair,
+             bool captured) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
     if (communicators_->aborted()) throwAborted();
-    const std::vector<bool> served = pair < 0 ? byKernels(requests, stream) : std::vector<bool>();
+    const auto served = pair < 0 ? byKernels(requests, stream, captured) : std::vector<bool>();
     if (std::find(served.begin(), served.end(), true) == served.end()) {
       return byNccl(requests, stream, pair);
     }
@@ -134,12 +145,9 @@ class PythonLibrary : public DeviceLibrary {
   }
 
   void setTimeout(Milliseconds timeout) override {
-    const py::gil_scoped_acquire gil;
-    try {
-      engine_->attr("set_timeout")(timeout);
-    } catch (const py::error_already_set& error) {
-      rethrow(error);
-    }
+    inPython([&] { engine_->attr("set_timeout")(timeout); });
+    const std::lock_guard<std::mutex> lock(plannersMutex_);
+    for (const auto& [device, own] : planners_) own.plans->outdated.store(true);
   }
 
   std::shared_ptr<Communicators> communicators() override { return communicators_; }
@@ -147,6 +155,10 @@ class PythonLibrary : public DeviceLibrary {
   void close() noexcept override {
     if (Py_IsInitialized() == 0) return;
     const py::gil_scoped_acquire gil;
+    {
+      const std::lock_guard<std::mutex> lock(plannersMutex_);
+      planners_.clear();
+    }
     try {
       engine_->attr("close")();
     } catch (const py::error_already_set& error) {
@@ -155,166 +167,175 @@ class PythonLibrary : public DeviceLibrary {
   }
 
  private:
-  using Indices = std::vector<std::size_t>;
+  using Indices = Plans::Indices;
 
-  /// Records the size above which NCCL serves every single all-reduce without options.
-  void askHowFar(c10::Device device) {
-    const int index = device.index();
-    const auto bytes = engine_->attr("kernel_bytes")(index).cast<std::int64_t>();
-    const std::lock_guard<std::mutex> lock(kindsMutex_);
-    kernelBytes_[index] = bytes;
+  /// Makes the plans of a device.
+  struct Planner {
+    std::shared_ptr<Plans> plans;
+    std::shared_ptr<void> allReduces;
+    /// Calls a method; with the GIL.
+    template <typename... Given>
+    py::object operator()(const char* method, Given&&... given) const {
+      return static_cast<py::object*>(allReduces.get())
+          ->attr(method)(std::forward<Given>(given)...);
+    }
+  };
+
+  /// Call it with the GIL.
+  void takePlanner(c10::Device device) {
+    const py::object made = engine_->attr("all_reduces")[py::int_(int{device.index()})];
+    Planner own{made.attr("plans").cast<std::shared_ptr<Plans>>(), heldByPython(made)};
+    const std::lock_guard<std::mutex> lock(plannersMutex_);
+    planners_[device.index()] = std::move(own);
+  }
+
+  Planner plannerOf(const c10::Stream& stream) {
+    const std::lock_guard<std::mutex> lock(plannersMutex_);
+    const auto found = planners_.find(stream.device_index());
+    return found == planners_.end() ? Planner() : found->second;
   }
 
   void byNccl(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair) {
     const auto calls = communicators_->find(stream.device_index(), pair);
     if (calls != nullptr) return calls->issue(requests, handleOf(stream));
     if (communicators_->aborted()) throwAborted();
-    const py::gil_scoped_acquire gil;
-    try {
-      engine_->attr("refuse")(collectiveName(requests[0].collective));
-    } catch (const py::error_already_set& error) {
-      rethrow(error);
-    }
-  }
-
-  /// The requests that kernels may serve; all-reduces with the same options form one group. If an
-  /// algorithm is forced, also each reduce-scatter and all-gather by itself: the ring serves them.
-  std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests,
-                                  c10::DeviceIndex device) {
-    std::int64_t limit = 0;
-    {
-      const std::lock_guard<std::mutex> lock(kindsMutex_);
-      const auto found = kernelBytes_.find(device);
-      if (found != kernelBytes_.end()) limit = found->second;
-    }
-    std::vector<Indices> together;
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const DeviceRequest& one = requests[i];
-      if (one.collective == Collective::ReduceScatter || one.collective == Collective::AllGather) {
-        if (limit == std::numeric_limits<std::int64_t>::max()) together.push_back({i});
-        continue;
-      }
-      if (one.collective != Collective::AllReduce) continue;
-      if (limit == 0 && one.options == nullptr) continue;
-      const auto like = std::find_if(together.begin(), together.end(), [&](const Indices& those) {
-        if (requests[those[0]].collective != Collective::AllReduce) return false;
-        const auto& options = requests[those[0]].options;
-        if (options == nullptr || one.options == nullptr) return options == one.options;
-        return *options == *one.options;
-      });
-      like != together.end() ? like->push_back(i) : together.push_back({i});
-    }
-    const auto tooLarge = [&](const Indices& those) {
-      const DeviceRequest& one = requests[those[0]];
-      return those.size() == 1 && one.options == nullptr && bytesOf(one) > limit;
-    };
-    together.erase(std::remove_if(together.begin(), together.end(), tooLarge), together.end());
-    return together;
+    inPython([&] { engine_->attr("refuse")(collectiveName(requests[0].collective)); });
   }
 
   /// Lets kernels serve their requests. Returns which were served; empty: none.
-  std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests,
-                              const c10::Stream& stream) {
+  std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
+                              bool captured) {
     std::vector<bool> served;
-    for (const Indices& those : forKernels(requests, stream.device_index())) {
-      const std::string kind = kindOf(requests, those, stream.device_index());
-      {
-        const std::lock_guard<std::mutex> lock(kindsMutex_);
-        if (plain_.count(kind) != 0) continue;
-      }
-      const auto left = ask(requests, those, stream);
-      if (!left) {
-        note(plain_, kind);
-        continue;
-      }
+    const auto own = plannerOf(stream);
+    const auto& plans = own.plans;
+    if (plans == nullptr) return served;
+    // What was captured before must go on, so a capture makes no plan anew for another timeout.
+    if (!captured && plans->outdated.exchange(false)) plans->forget();
+    for (const Indices& those : plans->forKernels(requests)) {
+      const std::string kind = plans->kindOf(requests, those);
+      if (plans->served(kind) == false) continue;
+      const auto placed = place(own, kind, requests, those, stream, captured);
+      if (placed == nullptr) continue;
+      const Plan& plan = *placed->plan;
+      if (captured) plans->pin(placed);
+      if (plan.usesPeers) plans->follow(stream, captured);
+      const auto calls = communicators_->find(stream.device_index(), -1);
+      if (calls == nullptr) throwAborted();
+      plan.run(placed->places, *calls, stream.native_handle());
       served.resize(requests.size());
       for (const std::size_t i : those) served[i] = true;
-      for (const std::size_t i : *left) served[those.at(i)] = false;
+      for (const std::size_t i : plan.left) served[those.at(i)] = false;
     }
     return served;
   }
 
-  /// Lets kernels serve these. Returns which are left to NCCL; nullopt: all, always.
-  std::optional<Indices> ask(const std::vector<DeviceRequest>& requests, const Indices& those,
-                             const c10::Stream& stream) {
-    const py::gil_scoped_acquire gil;
-    try {
-      return (*serve_)(tasksOf(requests, those), optionsOf(requests[those[0]]), handleOf(stream),
-                       static_cast<int>(stream.device_index()))
-          .cast<std::optional<Indices>>();
-    } catch (const py::error_already_set& error) {
-      rethrow(error);
+  /// The plan for these requests with their addresses, made if there is none. nullptr: NCCL serves
+  /// all such requests.
+  std::shared_ptr<const PlacedPlan> place(const Planner& own, const std::string& kind,
+                                          const std::vector<DeviceRequest>& requests,
+                                          const Indices& those, const c10::Stream& stream,
+                                          bool captured) {
+    Plans& plans = *own.plans;
+    const std::int64_t count = requests[those[0]].in.count;
+    std::string key = kind, exact;
+    append(key, handleOf(stream));
+    for (const std::size_t i : those) {
+      const std::uintptr_t source = requests[i].in.address, out = requests[i].out.address;
+      key += static_cast<char>((source | out) % kAlignment);
+      key += static_cast<char>(source == out);
+      append(exact, source);
+      append(exact, out);
+      append(exact, static_cast<std::uintptr_t>(requests[i].in.count));
     }
+    exact += key;
+    auto plan = plans.find(key, count);
+    if (plan == nullptr) {
+      plan = inPython([&] {
+        return own("plan", tasksOf(requests, those), optionsOf(requests[those[0]]),
+                   handleOf(stream), captured)
+            .cast<std::shared_ptr<Plan>>();
+      });
+      if (plan == nullptr) {
+        plans.note(kind, false);
+        return nullptr;
+      }
+      plans.add(key, count, plan);
+    }
+    const bool tables = plan->readsTables();
+    if (const auto known = tables ? plans.findPlaced(exact) : nullptr) return known;
+    auto placed = std::make_shared<PlacedPlan>();
+    placed->plan = plan;
+    for (const PlanPart& part : plan->parts) {
+      const DeviceRequest& first = requests[those[part.tasks[0]]];
+      placed->places.push_back({first.in.address, first.out.address, first.in.count});
+      if (!part.tables) continue;
+      Indices tasks;
+      for (const std::size_t i : part.tasks) tasks.push_back(those[i]);
+      inPython([&] {
+        const auto [source, out, held] =
+            own("tables", tasksOf(requests, tasks))
+                .cast<std::tuple<std::uintptr_t, std::uintptr_t, py::object>>();
+        placed->places.back() = {source, out, 0};
+        placed->tables.push_back(heldByPython(held));
+      });
+    }
+    if (tables) plans.addPlaced(exact, placed);
+    return placed;
+  }
+
+  /// "opaque" elements are bytes.
+  static py::object dtypeOf(DType dtype) {
+    const py::module_ torch = py::module_::import("torch");
+    return py::getattr(torch, dtypeName(dtype), torch.attr("uint8"));
   }
 
   static py::tuple tasksOf(const std::vector<DeviceRequest>& requests, const Indices& those) {
     py::tuple tasks(those.size());
     for (std::size_t i = 0; i < those.size(); ++i) {
       const DeviceRequest& one = requests[those[i]];
-      tasks[i] =
-          py::make_tuple(collectiveName(one.collective), static_cast<int>(one.dtype),
-                         static_cast<int>(one.op), one.in.address, one.out.address, one.in.count);
+      tasks[i] = py::make_tuple(collectiveName(one.collective), dtypeOf(one.dtype),
+                                one.op == ReduceOp::None ? "" : reduceOpName(one.op),
+                                one.in.address, one.out.address, one.in.count);
     }
     return tasks;
   }
 
-  static py::object optionsOf(const DeviceRequest& request) {
+  static py::tuple optionsOf(const DeviceRequest& request) {
     const auto& given = request.options;
-    if (given == nullptr) return py::none();
-    return py::make_tuple(given->wire ? static_cast<int>(*given->wire) : -1, given->scale,
-                          given->algorithm, given->fuse);
+    if (given == nullptr) return py::tuple();
+    return py::make_tuple(given->wire ? dtypeOf(*given->wire) : py::object(py::none()),
+                          given->scale, given->algorithm, given->fuse);
   }
 
-  void note(std::unordered_set<std::string>& kinds, const std::string& kind) {
-    const std::lock_guard<std::mutex> lock(kindsMutex_);
-    if (kinds.size() >= kMostKinds) kinds.clear();
-    kinds.insert(kind);
-  }
-
-  /// A key of all in these collectives that decides on the choice and on a kernel's code.
-  static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those,
-                            c10::DeviceIndex device) {
-    std::string kind(1, static_cast<char>(device));
-    if (const auto& given = requests[those[0]].options) {
-      kind += static_cast<char>(given->wire ? static_cast<int>(*given->wire) : -1);
-      kind += static_cast<char>(given->fuse ? static_cast<int>(*given->fuse) : -1);
-      kind.append(reinterpret_cast<const char*>(&given->scale), sizeof(given->scale));
-      kind += given->algorithm;
-    }
-    for (const std::size_t i : those) {
-      const DeviceRequest& one = requests[i];
-      kind += static_cast<char>(one.collective);
-      kind += static_cast<char>(one.dtype);
-      kind += static_cast<char>(one.op);
-      kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
-      kind += static_cast<char>(one.in.address == one.out.address);
-      kind.append(reinterpret_cast<const char*>(&one.in.count), sizeof(one.in.count));
-    }
-    return kind;
-  }
-
-  static std::int64_t bytesOf(const DeviceRequest& request) {
-    return request.in.count * static_cast<std::int64_t>(elementSize(request.dtype));
+  static void append(std::string& key, std::uintptr_t value) {
+    key.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
 
   static std::uintptr_t handleOf(const c10::Stream& stream) {
     return reinterpret_cast<std::uintptr_t>(stream.native_handle());
   }
 
-  static constexpr std::size_t kMostKinds = 4096;
-  static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads, as in cuda/all_reduce.py
+  static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads
 
   std::unique_ptr<py::object> engine_;
-  std::unique_ptr<py::object> serve_;
-  std::unique_ptr<py::object> compile_;
   const std::shared_ptr<Communicators> communicators_;
-  std::mutex kindsMutex_;                    // guards the rest; not held during a call of Python
-  std::map<int, std::int64_t> kernelBytes_;  // by device; 0: NCCL serves all without options
-  std::unordered_set<std::string> plain_;    // kinds that NCCL serves
-  std::unordered_set<std::string> compiled_;
+  std::mutex plannersMutex_;
+  std::map<int, Planner> planners_;  // by device
 };
 
 }  // namespace
+
+std::shared_ptr<void> heldByPython(py::object object) {
+  return std::shared_ptr<void>(new py::object(std::move(object)), [](void* held) {
+    if (Py_IsInitialized() == 0) return;  // nothing can free it
+    const py::gil_scoped_acquire gil;
+    delete static_cast<py::object*>(held);
+  });
+}
+
+std::shared_ptr<Kernel> interpretedKernel(const py::object& function) {
+  return std::make_shared<InterpretedKernel>(function);
+}
 
 void setDeviceFactory(py::object factory) {
   // Leaked on purpose: the interpreter may be gone when static destructors run.
@@ -323,13 +344,10 @@ void setDeviceFactory(py::object factory) {
       [held](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
              int size, const c10::intrusive_ptr<Options>& options,
              c10::DeviceType type) -> std::unique_ptr<DeviceLibrary> {
-        const py::gil_scoped_acquire gil;
-        try {
+        return inPython([&]() -> std::unique_ptr<DeviceLibrary> {
           return std::make_unique<PythonLibrary>((*held)(
               store, name, rank, size, options, c10::DeviceTypeName(type, /*lower_case=*/true)));
-        } catch (const py::error_already_set& error) {
-          rethrow(error);
-        }
+        });
       });
 }
 

@@ -1,6 +1,6 @@
 """The compiled module, csrc/bindings.cpp."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +12,15 @@ __all__ = [
     "DTYPES",
     "REDUCE_OPS",
     "Communicators",
+    "Kernel",
+    "Launch",
     "NcclCalls",
     "NcclFunctions",
     "Options",
+    "Plan",
+    "PlanPart",
+    "PlannedCalls",
+    "Plans",
     "ProcessGroupFastcoll",
     "Roster",
     "Tuning",
@@ -129,6 +135,113 @@ class Communicators:
 
     @property
     def aborted(self) -> bool: ...
+
+class Kernel:
+    """Machine code that the CUDA driver has loaded on a device; see csrc/device/kernel.hpp.
+
+    Raises:
+        DistBackendError: There is no driver, or it cannot load the code.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        name: str,
+        code: bytes,
+        entry: str,
+        threads: int,
+        shared_bytes: int,
+    ) -> None:
+        """Takes a name for messages, a cubin, its function, and a program's threads and dynamic shared memory."""
+
+    @staticmethod
+    def interpreted(function: Callable[[int, tuple[int, ...]], None]) -> Kernel:
+        """Returns a kernel that is a function on the host of the number of programs and the arguments."""
+
+class Launch:
+    """A kernel with its arguments; see csrc/device/kernel.hpp. `pieces`: the fields of ``Pieces`` there."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        programs: int,
+        arguments: Sequence[int],
+        held: object,
+        source_at: int = -1,
+        out_at: int = -1,
+        pieces: tuple[int, int, int, int, int, int] | None = None,
+    ) -> None: ...
+    def fixed(self) -> Launch:
+        """Returns the launch with addresses that no plan replaces."""
+
+    def __call__(self) -> None:
+        """Launches on the current stream of the kernel's device, with the arguments as they are.
+
+        Raises:
+            DistBackendError: The driver reports an error.
+        """
+
+class PlannedCalls:
+    """Calls of NCCL in a plan; see csrc/device/plans.hpp."""
+
+    def __init__(
+        self,
+        calls: Sequence[tuple[int, int, int, int, int, int, int, int]],
+        from_source: bool = False,
+        to_out: bool = False,
+    ) -> None:
+        """Takes indices of collective, dtype and operation, the other rank, and address and elements of both sides."""
+
+class PlanPart:
+    """One algorithm's part of a plan; see csrc/device/plans.hpp."""
+
+    def __init__(
+        self,
+        algorithm: str,
+        tasks: Sequence[int],
+        steps: Sequence[Launch | PlannedCalls],
+        tables: bool,
+        held: object,
+    ) -> None: ...
+    @property
+    def algorithm(self) -> str: ...
+
+class Plan:
+    """The steps for a kind of call; see csrc/device/plans.hpp."""
+
+    def __init__(
+        self, parts: Sequence[PlanPart], left: Sequence[int], uses_peers: bool, of_count: bool
+    ) -> None: ...
+    @property
+    def parts(self) -> list[PlanPart]: ...
+    @property
+    def launches(self) -> int:
+        """Number of steps."""
+
+class Plans:
+    """The plans of one group on one device; see csrc/device/plans.hpp."""
+
+    def __init__(self, kernel_bytes: int, limits: Sequence[int]) -> None: ...
+    @property
+    def built(self) -> int:
+        """How many plans were made so far."""
+
+    @property
+    def placed(self) -> int:
+        """How many lists of tensors have tables."""
+
+    @property
+    def pinned(self) -> list[Plan]:
+        """Plans that users' graphs have captured."""
+
+    def forget(self) -> None:
+        """Drops the plans and tables that no graph has captured."""
+
+    def clear(self) -> None:
+        """Drops all plans and tables."""
+
+    def values(self) -> list[Plan]:
+        """Returns all plans, the most recently used last."""
 
 class Roster:
     """The rendezvous of a device group's ranks through a store; see csrc/group/roster.hpp.

@@ -14,8 +14,7 @@
     _blocks.py _move.py _dtypes.py         device functions of the kernels
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_launch.py
                                            shared parts of the kernels between ranks
-    _plan.py _configuration.py _launch.py _prepared.py
-                                           shared parts of launchers: tables, specialisations, the launch
+    _plan.py _configuration.py _launch.py  shared parts of launches: tables, specialisations, compilation
 
 Importing this package does not import Triton; importing its modules does. They do not check tensors, because
 fastcoll.cuda makes them and passes only supported ones.

@@ -15,19 +15,12 @@ import triton.language as tl
 from fastcoll.kernels._dtypes import addressed, narrow, widen
 
 __all__ = [
-    "ALL_INTEGERS",
     "element_address",
     "is_wide",
     "load",
     "locate",
     "store",
 ]
-
-ALL_INTEGERS = [
-    *("block_map", "sizes", "input_base", "input_row", "output_base", "output_row"),
-    "scale_bits",
-]
-"""Arguments that ``kernel[grid](...)`` must not specialise when they are 1."""
 
 
 @triton.jit

@@ -1,45 +1,44 @@
-"""How a kernel is launched: machine code compiled once, arguments packed once, a few microseconds a call.
+"""How a kernel is launched: Triton compiles it once, and C++ launches its machine code (csrc/device/kernel.hpp).
 
-``kernel[grid](...)`` inspects every argument of every call to choose a specialisation, which takes 5 us of
-host time before the driver's. Here the configuration is chosen beforehand, compiled by the same call as in
-the compile gate, and passed straight to ``CompiledKernel.run``. That method is not documented. So it is
-used only with releases of Triton whose source was checked for its arguments. Other releases use
-``kernel[grid](...)``, and ``fallback_reason`` gives the reason.
+Nothing of Triton takes part in a launch, so no release's launch interface matters, and no C compiler is needed at run
+time. Interpreted kernels take the same way: there C++ calls ``_interpret``.
 """
 
 from __future__ import annotations
 
-import inspect
+import re
 import threading
-from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-from triton.backends.nvidia.driver import CudaLauncher
+from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
 from fastcoll.kernels._configuration import Configuration
 
+if TYPE_CHECKING:
+    from fastcoll._load import C
+
 __all__ = [
-    "CHECKED_RELEASES",
-    "Launcher",
     "compile_for",
-    "current_stream",
-    "fallback_reason",
     "is_interpreted",
-    "launcher",
+    "kernel_on",
     "options_of",
+    "prepared",
     "require_device",
+    "require_parameters",
     "source_of",
 ]
 
-CHECKED_RELEASES = ("3.6", "3.7", "3.8", "3.9")
-"""Releases of Triton whose ``CompiledKernel.run`` takes (grid x, y, z, stream, function, packed metadata,
-launch metadata, enter hook, exit hook, all arguments of the kernel in order)."""
+_WIDTHS = {"i32": "32", "i64": "64"}
+_SCRATCH = ["64", "64"]  # two pointers that Triton appends: global and profile scratch memory
+_NOT_LAUNCHED = (
+    *("global_scratch_size", "profile_scratch_size"),
+    *("launch_cooperative_grid", "launch_pdl"),
+)
 
 
 def is_interpreted(kernel: Any) -> bool:
@@ -63,31 +62,6 @@ def require_device(device: torch.device, interpreted: bool) -> None:
             f"expected CUDA tensors, got {device}. Move the tensors to a GPU; for a test without one set "
             "TRITON_INTERPRET=1 before fastcoll.kernels is imported."
         )
-
-
-def current_stream(device: torch.device) -> int:
-    """Returns the handle of the device's current CUDA stream; 0 for the CPU."""
-    if device.type != "cuda":
-        return 0
-    return int(torch._C._cuda_getCurrentRawStream(device.index))
-
-
-@lru_cache(maxsize=1)
-def fallback_reason() -> str:
-    """Returns why launches go through ``kernel[grid](...)``, or "" if they take the fast path."""
-    release = ".".join(triton.__version__.split(".")[:2])
-    if release not in CHECKED_RELEASES:
-        return (
-            f"the launch arguments of Triton {triton.__version__} have not been checked, only those of "
-            f"{', '.join(CHECKED_RELEASES)}: launches take some microseconds longer"
-        )
-    names = list(inspect.signature(CudaLauncher.__call__).parameters)
-    if names[1:6] != ["gridX", "gridY", "gridZ", "stream", "function"]:
-        return (
-            f"Triton {triton.__version__} has been changed: its launcher takes {names[1:]}: launches take some "
-            "microseconds longer"
-        )
-    return ""
 
 
 def source_of(configuration: Configuration, kind: type[ASTSource] = ASTSource) -> ASTSource:
@@ -142,113 +116,99 @@ def compile_for(configuration: Configuration, target: Any) -> Any:
     return triton.compile(source, target=target, options=options_of(configuration))
 
 
-class Launcher:
-    """Launches one configuration on one device. Compiles and loads in its constructor, never later.
+def require_parameters(configuration: Configuration, compiled: Any) -> None:
+    """Checks that C++ can launch what Triton has compiled: arguments of these widths, two pointers, nothing else.
+
+    Raises:
+        RuntimeError: This release of Triton compiles other parameters.
+    """
+    entry = re.search(r"\.entry\s+\w+\((.*?)\)", compiled.asm["ptx"], re.DOTALL)
+    found = re.findall(r"\.param\s+\.[a-z]+(\d+)", entry.group(1) if entry else "")
+    expected = [_WIDTHS[kind] for kind in configuration.signature.values()] + _SCRATCH
+    needs = [name for name in _NOT_LAUNCHED if getattr(compiled.metadata, name, 0)]
+    if found != expected or needs:
+        raise RuntimeError(
+            f"{configuration.name}: expected machine code that takes parameters of {', '.join(expected)} bits, got "
+            f"{', '.join(found)}{' and ' * bool(needs)}{', '.join(needs)}. Install a release of Triton that "
+            f"fastcoll supports instead of {triton.__version__}."
+        )
+
+
+def prepared(
+    configuration: Configuration,
+    device: torch.device,
+    programs: int,
+    arguments: Sequence[int],
+    held: object = None,
+    **places: Any,
+) -> C.Launch:
+    """Returns a launch on a device: calling it launches on the device's current stream.
 
     Args:
         configuration: The configuration to launch.
         device: CUDA with an index, or the CPU for interpreted kernels.
-
-    Attributes:
-        configuration: As given.
-        device: As given.
-        is_fast: Whether launches skip Triton's own argument handling.
+        programs: Number of programs; 0 launches nothing.
+        arguments: The kernel's arguments that are no constexprs, in order.
+        held: Objects that must live as long: memory that arguments refer to.
+        places: What a plan replaces for each call; see ``C.Launch``.
 
     Raises:
         ValueError: The kernel cannot run on that device.
+        RuntimeError: The machine code cannot be launched or loaded.
     """
+    from fastcoll._load import C
 
-    def __init__(self, configuration: Configuration, device: torch.device) -> None:
-        interpreted = is_interpreted(configuration.kernel)
-        require_device(device, interpreted)
-        self.configuration = configuration
-        self.device = device
-        self.is_fast = not interpreted and not fallback_reason()
-        self._constants = tuple(configuration.constexprs.values())
-        if self.is_fast:
-            self._load()
-
-    def _load(self) -> None:
-        with torch.cuda.device(self.device):
-            compiled = compile_for(self.configuration, driver.active.get_current_target())
-            self._run: Callable[..., None] = compiled.run  # the property loads the code
-            self._function = compiled.function
-        self._metadata = compiled.packed_metadata
-        self._compiled = compiled  # owns the loaded code
-        self._index = self.device.index
-
-    def pack(
-        self, stream: int, grid: int, arguments: tuple[Any, ...], place: int = 0
-    ) -> Callable[..., None]:
-        """Returns a function that launches `grid` programs with these arguments, on the stream with this handle.
-
-        The stream must be current when the function is called, because Triton's slow path always uses the current
-        stream. Arguments of that call replace the packed ones from `place` on. All pointers are addresses.
-        """
-        if not self.is_fast:
-            return partial(self._call_slowly, grid, arguments, place)
-        every = arguments + self._constants
-        # Grid, stream, code; then metadata and hooks for profilers, all None here.
-        head = (grid, 1, 1, stream, self._function, self._metadata, None, None, None)
-        packed = head + every
-        index, run = self._index, self._run
-        current_device = torch._C._cuda_getDevice
-        begin = len(head) + place
-
-        def launch(*given: Any) -> None:
-            called = packed
-            if given:
-                called = packed[:begin] + given + packed[begin + len(given) :]
-            enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
-            if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-                self._call_with_hooks(stream, grid, called[len(head) :])
-            elif current_device() == index:
-                run(*called)
-            else:
-                with torch.cuda.device(index):
-                    run(*called)
-
-        return launch
-
-    def _call_with_hooks(self, stream: int, grid: int, every: tuple[Any, ...]) -> None:
-        enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
-        with torch.cuda.device(self._index):
-            metadata = self._compiled.launch_metadata((grid, 1, 1), stream, *every)
-            self._run(
-                *(grid, 1, 1, stream, self._function, self._metadata),
-                *(metadata, enter, leave, *every),
-            )
-
-    def _call_slowly(self, grid: int, arguments: tuple[Any, ...], place: int, *given: Any) -> None:
-        arguments = arguments[:place] + given + arguments[place + len(given) :]
-        configuration = self.configuration
-        options: dict[str, object] = {}
-        if not is_interpreted(configuration.kernel):
-            options = options_of(configuration)
-        launch = configuration.kernel[(grid,)]
-        if self.device.type != "cuda":
-            launch(*arguments, **configuration.constexprs, **options)
-            return
-        with torch.cuda.device(self.device):
-            launch(*arguments, **configuration.constexprs, **options)
+    if len(arguments) != len(configuration.signature):
+        raise ValueError(
+            f"{configuration.name}: expected {len(configuration.signature)} arguments, got {len(arguments)}."
+        )
+    return C.Launch(kernel_on(configuration, device), programs, arguments, held, **places)
 
 
-_HOOKS = triton.knobs.runtime
-_launchers: dict[tuple[int, torch.device], Launcher] = {}
+def kernel_on(configuration: Configuration, device: torch.device) -> C.Kernel:
+    """Returns the only kernel of a configuration on a device, compiled and loaded at the first call.
+
+    Raises:
+        ValueError: The kernel cannot run on that device.
+        RuntimeError: The machine code cannot be launched or loaded.
+    """
+    key = (id(configuration), device)
+    found = _kernels.get(key)
+    if found is None:
+        with _lock:
+            found = _kernels.get(key)
+            if found is None:
+                # With its configuration, so ids stay unique.
+                found = _kernels[key] = (configuration, _loaded(configuration, device))
+    return found[1]
+
+
+_kernels: dict[tuple[int, torch.device], tuple[Configuration, C.Kernel]] = {}
 _lock = threading.Lock()
 
 
-def launcher(configuration: Configuration, device: torch.device) -> Launcher:
-    """Returns the only launcher of a configuration on a device, made at the first call.
+def _loaded(configuration: Configuration, device: torch.device) -> C.Kernel:
+    # Not at the top: kernels can be compiled, and so tested, without fastcoll's compiled module.
+    from fastcoll._load import C
 
-    Raises:
-        ValueError: The kernel cannot run on that device.
-    """
-    key = (id(configuration), device)
-    found = _launchers.get(key)  # a launcher holds its configuration, so ids stay unique
-    if found is None:
-        with _lock:
-            found = _launchers.get(key)
-            if found is None:
-                found = _launchers[key] = Launcher(configuration, device)
-    return found
+    interpreted = is_interpreted(configuration.kernel)
+    require_device(device, interpreted)
+    if interpreted:
+        return C.Kernel.interpreted(
+            lambda programs, arguments: _interpret(configuration, programs, arguments)
+        )
+    major, minor = torch.cuda.get_device_capability(device)
+    compiled = compile_for(configuration, GPUTarget("cuda", 10 * major + minor, 32))
+    require_parameters(configuration, compiled)
+    return C.Kernel(
+        device,
+        configuration.name,
+        compiled.asm["cubin"],
+        compiled.metadata.name,
+        32 * compiled.metadata.num_warps,
+        compiled.metadata.shared,
+    )
+
+
+def _interpret(configuration: Configuration, programs: int, arguments: tuple[int, ...]) -> None:
+    configuration.kernel[(programs,)](*arguments, **configuration.constexprs)

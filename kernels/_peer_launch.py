@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastcoll.kernels._arithmetic import OPERATIONS
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, dtype_name
-from fastcoll.kernels._launch import Launcher, launcher
+from fastcoll.kernels._launch import prepared
 from fastcoll.kernels._plan import double_bits
-from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels.peers import PeerBuffers
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = [
     "EVERY_RANK",
     "GRAIN",
-    "INTEGERS",
     "REGISTERS",
     "WARPS",
-    "PreparedCollective",
     "Table",
+    "all_reduce_by",
     "arithmetic",
     "block_of",
     "compiler_options",
     "pack",
-    "prepare",
     "signature_of",
     "staged_table",
     "table_of",
     "types_of",
 ]
-
-INTEGERS = [
-    *("source", "out", "peers", "rank", "world", "channels"),
-    *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
-    *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
-    *("block_map", "sizes", "blocks", "buckets", "bucket_row", "output_row", "shares"),
-    "aligned",
-]
-"""Arguments that ``kernel[grid](...)`` must not specialise when they are 1."""
 
 _INT32 = frozenset(
     {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "shares", "aligned"}
@@ -124,94 +115,61 @@ def staged_table(algorithm: str, kernel: Any) -> Table:
     return table_of(configuration)
 
 
-class PreparedCollective(PreparedLaunch):
-    """One launch of a kernel between ranks with its arguments packed: calling it launches.
-
-    It can be repeated, and captured in a graph, among any other launches on the same buffers, because flags and
-    counters are on the device. After a fault it does nothing, like any launch. It holds the buffers.
-    """
-
-    __slots__ = ("_peers", "_spins")
-
-    def __init__(
-        self,
-        run: Launcher,
-        grid: int,
-        arguments: tuple[int, ...],
-        held: object,
-        peers: PeerBuffers,
-        place: int = 0,
-    ) -> None:
-        super().__init__(run, grid, arguments, held, place)
-        self._peers = peers
-        self._spins = peers.spins
-
-    def __call__(self, *addresses: int) -> None:
-        """Launches.
-
-        Args:
-            addresses: As for ``PreparedLaunch``.
-
-        Raises:
-            RuntimeError: The current stream is not the one on which this was prepared, the buffers are closed, or
-                their limit of polls has changed.
-        """
-        peers = self._peers
-        if peers.closed or peers.spins != self._spins:
-            self._refuse()
-        super().__call__(*addresses)
-
-    def _refuse(self) -> None:
-        self._peers.require_open()
-        raise RuntimeError(
-            f"fastcoll.kernels: expected the limit of {self._spins} polls with which this launch was prepared, got "
-            f"{self._peers.spins}. Prepare it again."
-        )
-
-
-def prepare(
-    table: Table,
-    tensors: tuple[torch.Tensor, torch.Tensor],
-    peers: PeerBuffers,
-    op: str,
-    scale: float,
-    wire_dtype: torch.dtype | None,
-    every_rank: torch.Tensor | None,
-    shares: int = 1,
-) -> PreparedCollective:
-    """Returns the launch of a kernel that uses staging; it launches nothing for an empty message.
+def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[..., C.Launch]:
+    """Returns the function ``prepare_all_reduce`` of a kernel that uses staging.
 
     Args:
-        table: The kernel's configurations.
-        tensors: This rank's source and out.
-        peers: The ranks' buffers.
-        op: "sum", "avg", "min", "max" or "product".
-        scale: Factor of the result.
-        wire_dtype: Dtype that travels, or None for the message's dtype.
-        every_rank: Addresses of all ranks' sources and outs, as for ``pack``, if one launch runs all ranks.
-        shares: Number of parts of a piece, each of which starts at a multiple of GRAIN elements.
-
-    Raises:
-        RuntimeError: The buffers are closed.
+        algorithm: Name of the algorithm.
+        kernel: The kernel.
+        cuts: Whether each rank reduces a share of a piece, so that pieces are multiples of GRAIN for each rank.
     """
-    source, out = tensors
-    wire = wire_dtype or source.dtype
-    programs = min(peers.layout.channels, -(-source.numel() // block_of(source.dtype, wire)))
-    grain = GRAIN * shares
-    piece = -(-source.numel() // (max(programs, 1) * grain)) * grain
-    staged = peers.layout.stage_bytes // wire.itemsize // grain * grain
-    return pack(
-        table[source.dtype, wire, every_rank is not None],
-        peers,
-        programs,
-        tensors,
-        every_rank,
-        (
-            *(source.numel(), min(piece, staged), peers.layout.stage_bytes),
-            *arithmetic(op, scale, peers),
-            *(peers.spins, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
-        ),
-    )
+
+    def prepare_all_reduce(
+        source: torch.Tensor,
+        out: torch.Tensor,
+        peers: PeerBuffers,
+        *,
+        op: str = "sum",
+        scale: float = 1.0,
+        wire_dtype: torch.dtype | None = None,
+        _every_rank: torch.Tensor | None = None,
+    ) -> C.Launch:
+        """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
+
+        Args:
+            source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
+                bfloat16, float64.
+            out: Like `source`; may be `source` itself.
+            peers: The ranks' buffers.
+            op: "sum", "avg", "min", "max" or "product".
+            scale: Factor of the result, applied before rounding.
+            wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
+            _every_rank: As for ``pack``.
+
+        Raises:
+            RuntimeError: The buffers are closed.
+        """
+        wire = wire_dtype or source.dtype
+        channels, stage = peers.layout.channels, peers.layout.stage_bytes
+        grain = GRAIN * (peers.world_size if cuts else 1)
+        staged = stage // wire.itemsize // grain * grain
+        # C++ computes the number of programs, and a piece's elements, from the number of elements.
+        ranks = 1 if _every_rank is None else peers.world_size
+        return pack(
+            staged_table(algorithm, kernel)[source.dtype, wire, _every_rank is not None],
+            peers,
+            channels,
+            (source, out),
+            _every_rank,
+            (
+                *(source.numel(), 0, stage),
+                *arithmetic(op, scale, peers),
+                *(peers.spins, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
+            ),
+            pieces=(5, block_of(source.dtype, wire), grain, staged, channels, ranks),
+        )
+
+    return prepare_all_reduce
 
 
 def arithmetic(op: str, scale: float, peers: PeerBuffers) -> tuple[int, int, int]:
@@ -226,7 +184,8 @@ def pack(
     tensors: tuple[torch.Tensor, torch.Tensor],
     every_rank: torch.Tensor | None,
     arguments: tuple[int, ...],
-) -> PreparedCollective:
+    **places: Any,
+) -> C.Launch:
     """Returns the launch for one rank, or with `every_rank` for all ranks.
 
     Args:
@@ -236,6 +195,7 @@ def pack(
         tensors: This rank's source and out.
         every_rank: Addresses of all ranks' sources and outs: int64 [2, world size] on the device, contiguous; or None.
         arguments: The kernel's arguments after the number of channels.
+        places: As for ``prepared``.
 
     Raises:
         RuntimeError: The buffers are closed.
@@ -243,13 +203,16 @@ def pack(
     peers.require_open()
     first, second = tensors if every_rank is None else every_rank
     grid = programs if every_rank is None else programs * peers.world_size
-    return PreparedCollective(
-        launcher(configuration, peers.device),
+    return prepared(
+        configuration,
+        peers.device,
         grid,
         (
             *(first.data_ptr(), second.data_ptr(), peers.table.data_ptr()),
             *(peers.rank, peers.world_size, programs, *arguments),
         ),
-        every_rank,
-        peers,
+        (every_rank, peers),
+        source_at=0,
+        out_at=1,
+        **places,
     )

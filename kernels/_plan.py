@@ -1,4 +1,4 @@
-"""Shared parts of Flatten, Unflatten and Reduce: blocks, configurations, and prepared launches."""
+"""Shared parts of Flatten, Unflatten and Reduce: blocks, configurations, and launches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from torch import Tensor
 from fastcoll.buckets import AddressTable, BucketLayout
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype
-from fastcoll.kernels._launch import launcher
-from fastcoll.kernels._prepared import PreparedLaunch
+from fastcoll.kernels._launch import kernel_on, prepared
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = [
     "DEFAULT_BLOCKING",
@@ -75,7 +77,7 @@ def double_bits(value: float) -> int:
 
 
 class Plan:
-    """Base of Flatten and Unflatten: the layout's tables, the launcher, and the launches' common arguments."""
+    """Base of Flatten and Unflatten: the layout's tables, and the launches' common arguments."""
 
     def __init__(
         self,
@@ -87,7 +89,9 @@ class Plan:
     ) -> None:
         device = torch.device(device)
         self.layout = layout
-        self._launcher = launcher(configuration, device)
+        self._configuration = configuration
+        self._device = device
+        kernel_on(configuration, device)
         self._grid = layout.blocks(blocking.block)
         self._tables = (
             layout.block_map(blocking.block, device).data_ptr(),
@@ -100,8 +104,8 @@ class Plan:
         """Returns a table of the tensors' addresses on the device."""
         return self._addresses.refresh([tensor.data_ptr() for tensor in tensors])
 
-    def _prepared(self, arguments: tuple[int, ...], row: Tensor, place: int = 0) -> PreparedLaunch:
-        """Returns the launch; `place` is the index of the address table among the arguments."""
+    def _prepared(self, arguments: tuple[int, ...], row: Tensor, **places: int) -> C.Launch:
+        """Returns the launch; `places`: the index of the address table among the kernel's arguments."""
         every = (*self._tables, *arguments)
         held = (self.layout, row)
-        return PreparedLaunch(self._launcher, self._grid, every, held, place + len(self._tables))
+        return prepared(self._configuration, self._device, self._grid, every, held, **places)

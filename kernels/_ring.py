@@ -29,7 +29,6 @@ import triton.language as tl
 from fastcoll.kernels._arithmetic import averager, combine, factor_of, finish
 from fastcoll.kernels._dtypes import narrow, widen
 from fastcoll.kernels._exchange import begin, end, part_of, table_at
-from fastcoll.kernels._peer_launch import INTEGERS
 from fastcoll.kernels._pieces import NARROW, as_mask, pointer, whole
 from fastcoll.kernels._signals import (
     ARRIVED,
@@ -152,7 +151,7 @@ def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receiv
     post(address.to(tl.pointer_type(tl.int64)), there, tl.where(lanes == 0, filled, consumed))
 
 
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit
 def ring_kernel(
     source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
     segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -32,11 +33,9 @@ from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed
 from fastcoll.kernels._exchange import begin, end, meet, table_at
-from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._launch import kernel_on, prepared
 from fastcoll.kernels._peer_launch import (
-    INTEGERS,
     WARPS,
-    PreparedCollective,
     arithmetic,
     block_of,
     compiler_options,
@@ -46,6 +45,9 @@ from fastcoll.kernels._peer_launch import (
 from fastcoll.kernels._pieces import copy_four, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
 
@@ -85,7 +87,7 @@ def _peers_block(
     return source, out, length, ((source | out) % 16 == 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit
 def bucket_kernel(
     block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
     op, scale, divisor, spins, shares,
@@ -211,7 +213,8 @@ class BucketAllReduce:
     ) -> None:
         self._peers = peers
         self._blocks = layout.blocks(_PIECE)
-        self._launcher = launcher(_configuration(wire_dtype, dtype), peers.device)
+        self._configuration = _configuration(wire_dtype, dtype)
+        kernel_on(self._configuration, peers.device)
         self._addresses = AddressTable(peers.device)
         self._tables = (
             layout.block_map(_PIECE, peers.device),
@@ -227,7 +230,7 @@ class BucketAllReduce:
         op: str = "sum",
         scale: float = 1.0,
         shares: bool = True,
-    ) -> PreparedCollective:
+    ) -> C.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
@@ -249,5 +252,5 @@ class BucketAllReduce:
             *(row.data_ptr(), peers.rank, peers.world_size, programs),
             *(*arithmetic(op, scale, peers), peers.spins, int(shares)),
         )
-        held = (self._tables, row)
-        return PreparedCollective(self._launcher, programs, arguments, held, peers, place=6)
+        held = (self._tables, row, peers)
+        return prepared(self._configuration, peers.device, programs, arguments, held, out_at=6)

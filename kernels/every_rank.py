@@ -8,13 +8,16 @@ the other, so it can run one rank only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from fastcoll.kernels import one_shot, ring, two_shot
 from fastcoll.kernels._dtypes import INTERPRETED
-from fastcoll.kernels._peer_launch import PreparedCollective
 from fastcoll.kernels.peers import PeerBuffers
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = ["prepare_every_rank"]
 
@@ -35,7 +38,7 @@ def prepare_every_rank(
     *,
     op: str = "sum",
     scale: float = 1.0,
-) -> PreparedCollective:
+) -> C.Launch:
     """Returns one launch that runs all ranks.
 
     It can be repeated, and captured in a graph, as long as it is kept and the tensors keep their addresses. Call and

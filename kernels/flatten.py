@@ -10,6 +10,7 @@ Bound: the bandwidth of device memory; a copy of as many bytes takes at least as
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -18,17 +19,19 @@ from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._arithmetic import factor_of
-from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate
+from fastcoll.kernels._blocks import element_address, locate
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import PAIRS
 from fastcoll.kernels._move import move_block, moves
 from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking, Plan, double_bits
-from fastcoll.kernels._prepared import PreparedLaunch
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = ["Flatten", "configurations", "flatten_kernel"]
 
 
-@triton.jit(do_not_specialize=ALL_INTEGERS)
+@triton.jit
 def flatten_kernel(
     block_map,
     sizes,
@@ -84,9 +87,7 @@ class Flatten(Plan):
     ) -> None:
         super().__init__(layout, _table(blocking)[dtype, wire_dtype], wire_dtype, device, blocking)
 
-    def prepare(
-        self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0
-    ) -> PreparedLaunch:
+    def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> C.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
@@ -96,4 +97,4 @@ class Flatten(Plan):
         """
         row = self._row(tensors)
         place = (row.data_ptr(), bucket.data_ptr(), self._offsets)
-        return self._prepared((*place, double_bits(scale)), row)
+        return self._prepared((*place, double_bits(scale)), row, source_at=2)

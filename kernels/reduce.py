@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -22,7 +23,7 @@ from fastcoll.kernels._arithmetic import averager, factor_of, finish
 from fastcoll.kernels._blocks import is_wide, load, store
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import addressed, dtype_name
-from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._launch import prepared
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
@@ -30,7 +31,9 @@ from fastcoll.kernels._plan import (
     double_bits,
     signature_of,
 )
-from fastcoll.kernels._prepared import PreparedLaunch
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = ["configurations", "prepare_reduce", "reduce_kernel"]
 
@@ -51,7 +54,7 @@ def _total(
     return total
 
 
-@triton.jit(do_not_specialize=["inputs", "count", "output", "elements", "scale_bits", "divisor"])
+@triton.jit
 def reduce_kernel(
     inputs, count, output, elements, scale_bits, divisor,
     INPUT: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
@@ -113,7 +116,7 @@ def prepare_reduce(
     op: str = "SUM",
     scale: float = 1.0,
     blocking: Blocking = DEFAULT_BLOCKING,
-) -> PreparedLaunch:
+) -> C.Launch:
     """Returns a launch that can be repeated.
 
     Args:
@@ -132,5 +135,5 @@ def prepare_reduce(
     table = AddressTable(device).refresh(list(inputs))
     divisor = len(inputs) if op == "AVG" else 1
     arguments = (table.data_ptr(), len(inputs), output, elements, double_bits(scale), divisor)
-    run = launcher(_table(blocking)[dtype], device)
-    return PreparedLaunch(run, -(-elements // blocking.block), arguments, table)
+    programs = -(-elements // blocking.block)
+    return prepared(_table(blocking)[dtype], device, programs, arguments, table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import triton.language as tl
@@ -14,7 +15,6 @@ from fastcoll.kernels._peer_launch import (
     GRAIN,
     REGISTERS,
     WARPS,
-    PreparedCollective,
     Table,
     arithmetic,
     compiler_options,
@@ -25,6 +25,9 @@ from fastcoll.kernels._peer_launch import (
 )
 from fastcoll.kernels._ring import ring_kernel
 from fastcoll.kernels.peers import PeerBuffers
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = [
     "configurations",
@@ -106,7 +109,7 @@ def prepare_all_reduce(
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
     _every_rank: torch.Tensor | None = None,
-) -> PreparedCollective:
+) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     Args:
@@ -143,7 +146,7 @@ def prepare_reduce_scatter(
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
     _every_rank: torch.Tensor | None = None,
-) -> PreparedCollective:
+) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks; rank r gets chunk r.
 
     Args:
@@ -167,9 +170,7 @@ def prepare_reduce_scatter(
     )
 
 
-def prepare_all_gather(
-    source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers
-) -> PreparedCollective:
+def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> C.Launch:
     """Returns a launch that gathers `source` of all ranks into `out` of all ranks, in rank order.
 
     Args:
@@ -205,7 +206,7 @@ def _reduce(
     geometry: tuple[int, int, int],
     last: int,
     every_rank: torch.Tensor | None,
-) -> PreparedCollective:
+) -> C.Launch:
     """Returns the launch of steps 0 to `last`; `geometry` is count, chunk, and the stride of results, in elements."""
     source, out = tensors
     op, scale, wire_dtype = call
@@ -245,7 +246,7 @@ def _packed(
     steps: tuple[int, int],
     numbers: tuple[int, int, int],
     aligned: bool,
-) -> PreparedCollective:
+) -> C.Launch:
     slots = (peers.layout.slots, peers.layout.slot_bytes)
     arguments = (*geometry, *slots, *steps, *numbers, peers.spins, int(aligned))
     return pack(configuration, peers, programs, tensors, every_rank, arguments)

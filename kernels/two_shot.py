@@ -17,17 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
-from fastcoll.kernels._peer_launch import INTEGERS, PreparedCollective, prepare, staged_table
+from fastcoll.kernels._peer_launch import all_reduce_by, staged_table
 from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
-from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["configurations", "prepare_all_reduce"]
 
@@ -47,7 +45,7 @@ def _share_of(
     return tl.load(bases + peer) + offset + first * size, out + first * item, count
 
 
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit
 def two_shot_kernel(
     source, out, peers, rank, world, channels, count, piece, stage_bytes,
     op, scale, divisor, spins, aligned,
@@ -115,37 +113,4 @@ def configurations() -> Iterator[Configuration]:
     yield from staged_table("two_shot", two_shot_kernel).values()
 
 
-def prepare_all_reduce(
-    source: torch.Tensor,
-    out: torch.Tensor,
-    peers: PeerBuffers,
-    *,
-    op: str = "sum",
-    scale: float = 1.0,
-    wire_dtype: torch.dtype | None = None,
-    _every_rank: torch.Tensor | None = None,
-) -> PreparedCollective:
-    """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
-
-    Args:
-        source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
-            bfloat16, float64.
-        out: Like `source`; may be `source` itself.
-        peers: The ranks' buffers.
-        op: "sum", "avg", "min", "max" or "product".
-        scale: Factor of the result, applied before rounding.
-        wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
-
-    Raises:
-        RuntimeError: The buffers are closed.
-    """
-    return prepare(
-        staged_table("two_shot", two_shot_kernel),
-        (source, out),
-        peers,
-        op,
-        scale,
-        wire_dtype,
-        _every_rank,
-        shares=peers.world_size,
-    )
+prepare_all_reduce = all_reduce_by("two_shot", two_shot_kernel, cuts=True)

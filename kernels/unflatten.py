@@ -10,6 +10,7 @@ Bound: the bandwidth of device memory; a copy of as many bytes takes at least as
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -18,19 +19,21 @@ from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._arithmetic import factor_of
-from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate
+from fastcoll.kernels._blocks import element_address, locate
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import PAIRS
 from fastcoll.kernels._move import move_block, moves
 from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking, Plan, double_bits
-from fastcoll.kernels._prepared import PreparedLaunch
+
+if TYPE_CHECKING:
+    from fastcoll._load import C
 
 __all__ = ["Unflatten", "configurations", "unflatten_kernel"]
 
 _BACK = tuple((wire, dtype) for dtype, wire in PAIRS)
 
 
-@triton.jit(do_not_specialize=ALL_INTEGERS)
+@triton.jit
 def unflatten_kernel(
     block_map,
     sizes,
@@ -86,9 +89,7 @@ class Unflatten(Plan):
     ) -> None:
         super().__init__(layout, _table(blocking)[wire_dtype, dtype], wire_dtype, device, blocking)
 
-    def prepare(
-        self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0
-    ) -> PreparedLaunch:
+    def prepare(self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> C.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
@@ -98,4 +99,4 @@ class Unflatten(Plan):
         """
         row = self._row(tensors)
         place = (bucket.data_ptr(), self._offsets, row.data_ptr())
-        return self._prepared((*place, double_bits(scale)), row, place=2)
+        return self._prepared((*place, double_bits(scale)), row, out_at=4)

@@ -69,7 +69,7 @@ def _union(ranges: Iterable[_Range]) -> list[_Range]:
 @functools.cache
 def install(device: str) -> None:
     """Makes this process's launches report, on the device's current stream."""
-    from fastcoll.kernels._launch import Launcher
+    from fastcoll.kernels import _launch
 
     for name, masked, writes in (
         ("create_masked_load", True, (False,)),
@@ -78,19 +78,18 @@ def install(device: str) -> None:
         ("create_atomic_cas", False, (False, True)),
     ):
         _watch(name, masked, writes)
-    launch = Launcher._call_slowly
+    interpret = _launch._interpret
 
-    def reporting(self: Any, *arguments: Any) -> None:
+    def reporting(configuration: Any, *arguments: Any) -> None:
         accesses = _launched.accesses = _Accesses()
         try:
-            launch(self, *arguments)
+            interpret(configuration, *arguments)
         finally:
             _launched.accesses = None
-            recording_device.launch_at(
-                self.configuration.kernel.fn.__name__, accesses.merged(), device
-            )
+            name = configuration.kernel.fn.__name__
+            recording_device.launch_at(name, accesses.merged(), device)
 
-    Launcher._call_slowly = reporting  # type: ignore[method-assign]
+    _launch._interpret = reporting
 
 
 def _watch(name: str, masked: bool, writes: tuple[bool, ...]) -> None:

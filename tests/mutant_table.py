@@ -292,8 +292,8 @@ MUTANTS = (
         "nccl_call_on_the_callers_stream",
         "NCCL",
         "csrc/device/device_engine.cpp",
-        "library_->issue(requests, stream, pair);",
-        "library_->issue(requests, calls.front().callers, pair);",
+        "library_->issue(requests, stream, pair, captured);",
+        "library_->issue(requests, calls.front().callers, pair, captured);",
         ("tests/device/test_device_order.py", "tests/device/test_device_engine.py"),
     ),
     Mutant(
@@ -319,6 +319,14 @@ MUTANTS = (
         "if (!ended[i] && late == nullptr && now",
         "if (!ended[i] && late != nullptr && now",
         ("tests/device/test_device_faults.py",),
+    ),
+    Mutant(
+        "kernels_of_two_streams_do_not_follow",
+        "stream order",
+        "csrc/device/plans.cpp",
+        "  end.block(stream);\n",
+        "",
+        ("tests/algorithms/test_peer_races.py",),
     ),
     # --- kernels ---------------------------------------------------------------------------------
     Mutant(

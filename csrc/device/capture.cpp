@@ -1,49 +1,28 @@
 #include "capture.hpp"
 
-#include <dlfcn.h>
-
-#include <atomic>
+#include "driver.hpp"
 
 namespace fastcoll {
 namespace {
 
 // From cuda.h.
-using StreamIsCapturing = int (*)(void* stream, int* status);
-using ExchangeMode = int (*)(int* mode);
-constexpr int kSuccess = 0;
 constexpr int kNotCapturing = 0;
 constexpr int kRelaxed = 2;
 
-std::atomic<void*> exchangeMode{nullptr};
-
-/// The driver is loaded once torch has used a device. Looks the name up again until then.
-template <typename Function>
-Function ofDriver(std::atomic<void*>& known, const char* name) noexcept {
-  void* found = known.load(std::memory_order_acquire);
-  if (found == nullptr) {
-    if (void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD)) {
-      found = ::dlsym(driver, name);
-      ::dlclose(driver);  // drops this reference only; the library stays loaded
-      known.store(found, std::memory_order_release);
-    }
-  }
-  return reinterpret_cast<Function>(found);
-}
+const DriverFunction<int(void* stream, int* status)> isCapturing("cuStreamIsCapturing");
+const DriverFunction<int(int* mode)> exchangeMode("cuThreadExchangeStreamCaptureMode");
 
 }  // namespace
 
 bool isCaptured(const c10::Stream& stream) noexcept {
-  static std::atomic<void*> known{nullptr};
-  const auto ask = ofDriver<StreamIsCapturing>(known, "cuStreamIsCapturing");
+  const auto ask = isCapturing.find();
   int status = kNotCapturing;
   // The legacy stream returns an error while a stream that it blocks is captured.
-  return ask != nullptr && ask(stream.native_handle(), &status) == kSuccess &&
+  return ask != nullptr && ask(stream.native_handle(), &status) == kDriverSuccess &&
          status != kNotCapturing;
 }
 
-RelaxedCapture::RelaxedCapture() noexcept
-    : exchange_(ofDriver<ExchangeMode>(exchangeMode, "cuThreadExchangeStreamCaptureMode")),
-      before_(kRelaxed) {
+RelaxedCapture::RelaxedCapture() noexcept : exchange_(exchangeMode.find()), before_(kRelaxed) {
   if (exchange_ != nullptr) exchange_(&before_);
 }
 

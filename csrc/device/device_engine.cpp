@@ -274,7 +274,7 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
     begin->record(stream);
   }
   const int pair = calls.size() == 1 ? calls.front().pair : -1;
-  if (!requests.empty()) library_->issue(requests, stream, pair);
+  if (!requests.empty()) library_->issue(requests, stream, pair, captured);
   for (const DeviceCall& call : calls) {
     if (call.after) call.after();
   }

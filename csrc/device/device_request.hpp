@@ -69,9 +69,10 @@ class DeviceLibrary {
   virtual void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) = 0;
   /// Puts the requests on the stream, several as one group, on the communicator that prepare()
   /// made. One thread at a time. Throws Error. With kinds Value and Type, nothing was put on the
-  /// stream, on any rank that makes this call.
+  /// stream, on any rank that makes this call. `captured`: the stream is being captured into a
+  /// graph.
   virtual void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
-                     int pair) = 0;
+                     int pair, bool captured) = 0;
   /// Sets how long ranks wait for each other from the next call on, where they have no limit of
   /// their own: communicators, and kernels that wait on the device. From any thread.
   virtual void setTimeout(Milliseconds timeout) = 0;

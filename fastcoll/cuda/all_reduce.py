@@ -6,27 +6,25 @@ Kernels serve all-reduces, and with FASTCOLL_ALGO=ring also reduce-scatters and 
 from __future__ import annotations
 
 import functools
-import logging
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastcoll._load import C
 from fastcoll.buckets import AddressTable, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
 from fastcoll.cuda.algorithms.launches import Piece, PlanContext
-from fastcoll.cuda.nccl import NcclCommunicator
-from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache, Recent
+from fastcoll.cuda.errors import Member
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
 
 __all__ = ["AllReduces", "CallOptions", "Task"]
 
-_log = logging.getLogger("fastcoll.cuda")
-
-_ALIGNED = 16  # bytes that kernels load at once
 _MOST_WORKSPACES = 16  # streams that keep a workspace
 _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # memory that kernels of a failed group may still read
@@ -35,8 +33,7 @@ Task = tuple[str, torch.dtype, str, int, int, int]
 """One tensor: collective, dtype, operation, addresses of source and result, this rank's input elements."""
 
 
-@dataclass(frozen=True)
-class CallOptions:
+class CallOptions(NamedTuple):
     """Options of an all-reduce beside torch's own arguments; equal on all ranks.
 
     Attributes:
@@ -52,16 +49,14 @@ class CallOptions:
     fuse: bool | None = None
 
 
-_NO_OPTIONS = CallOptions()
-
-
 class AllReduces:
-    """Serves the all-reduces of one group on one device, and the ring's other collectives.
+    """Plans the all-reduces of one group on one device, and the ring's other collectives.
 
-    Launches that work on the peers' memory run one after the other, whatever their streams; the kernels rely on it.
+    C++ repeats the plans (csrc/device/plans.hpp). Launches that work on the peers' memory run one after the other,
+    whatever their streams; the kernels rely on it.
 
     Args:
-        communicator: The NCCL communicator.
+        member: This rank and the group.
         region: Result of ``open_region``: what the ranks agreed on and mapped.
         device: The device as torch names it.
         kernel_device: The device as kernels name it.
@@ -70,16 +65,15 @@ class AllReduces:
         timeout: Seconds that a kernel waits for a peer; see below.
 
     Attributes:
-        timeout: May be set by any thread; takes effect with the next call.
+        timeout: May be set by any thread; takes effect with the next plan.
         region: As given.
         plans: Plans to repeat.
-        is_recording: Whether a stream (None: the current one) is being captured into a graph.
-        chosen: Name of the last call's algorithm, for tests and tools.
+        chosen: Name of the last planned call's algorithm, for tests and tools.
     """
 
     def __init__(
         self,
-        communicator: NcclCommunicator,
+        member: Member,
         region: Region,
         device: torch.device,
         kernel_device: torch.device,
@@ -89,22 +83,17 @@ class AllReduces:
     ) -> None:
         self.timeout = self._timeout = timeout
         self.region = region
-        self.plans = PlanCache()
-        self.is_recording = _is_captured if device.type == "cuda" else _is_never_captured
         self.chosen = ""
-        self._communicator = communicator
+        self._member = member
         self._device = device
         self._kernel_device = kernel_device
         self._forced = forced
         self._aborted = aborted
-        self._workspaces: Recent[Tensor] = Recent(_MOST_WORKSPACES)
-        # Stream of the last launch with peers: one entry for captured launches and one for others, because captured
-        # and immediate launches do not order each other.
-        self._last: dict[bool, torch.Stream] = {}
+        self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
+        self.plans = C.Plans(self._kernel_bytes(), region.thresholds.limits)
 
-    @property
-    def kernel_bytes(self) -> int:
-        """Size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all of them."""
+    def _kernel_bytes(self) -> int:
+        """Returns the size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all."""
         topology = self.region.topology
         if self._forced in ("auto", "nccl"):
             if not topology.kernels:
@@ -114,63 +103,62 @@ class AllReduces:
             return max(self.region.thresholds.kernel_bytes, 1)
         return sys.maxsize
 
-    def serve(
-        self, tasks: Sequence[Task], stream: int, options: CallOptions = _NO_OPTIONS
-    ) -> list[int] | None:
-        """Puts the collectives that kernels serve on the current stream.
+    def plan(
+        self, tasks: Sequence[Task], given: tuple[Any, ...], stream: int, recording: bool
+    ) -> C.Plan | None:
+        """Returns the plan for collectives on the current stream.
 
         Args:
             tasks: Issued together, in no guaranteed order.
+            given: The fields of ``CallOptions``, which apply to all tasks; () for none.
             stream: Handle of the current stream.
-            options: Apply to all tasks.
+            recording: Whether the stream is being captured into a graph.
 
         Returns:
-            Indices of the tasks left for NCCL to issue unchanged; None: all tasks, whatever their tensors' addresses.
+            The plan; None: NCCL serves all such tasks, whatever their tensors' addresses.
 
         Raises:
-            ValueError: The forced algorithm, or any algorithm, cannot serve a call; nothing was put on the stream.
-            DistBackendError: NCCL failed, or the group was aborted.
+            ValueError: The forced algorithm, or any algorithm, cannot serve a call.
         """
-        recording = self.is_recording(None)
         if self.timeout != self._timeout and not recording:
             self._take_timeout()
-        exact = (tuple(tasks), stream, options)
-        run = self.plans.lists.find(exact)
-        if run is None:
-            kinds = tuple([
-                (collective, dtype, op, count, (source | out) % _ALIGNED, source == out)
-                for collective, dtype, op, source, out, count in tasks
-            ])  # fmt: skip
-            plan = self.plans.find((kinds, stream, options))
-            if plan is None:
-                chosen, left = self._chosen(tasks, options)
-                if not chosen:
-                    return None
-                workspace = functools.partial(self._workspace, stream=stream, recording=recording)
-                plan = Plan(self._prepared(chosen, tasks, workspace, stream), left)
-                self.plans.add((kinds, stream, options), plan)
-            run = self._placed(plan, tasks)
-            if run.tables:
-                self.plans.lists.add(exact, run)
-        plan = run.plan
-        if recording:
-            self.plans.pin(run if run.tables else plan)
-        if plan.uses_peers:
-            self._follow(recording)
-        plan.run(run.places)
-        return plan.left
+        chosen, left = self._chosen(tasks, CallOptions(*given))
+        if not chosen:
+            return None
+        parts, of_count = self._prepared(
+            chosen, tasks, functools.partial(self._workspace, stream=stream, recording=recording)
+        )
+        uses_peers = any(algorithm.uses_peers for algorithm, _, _ in chosen)
+        return C.Plan(parts, left, uses_peers, of_count and len(tasks) == 1)
 
-    def compile(self, tasks: Sequence[Task], options: CallOptions) -> bool:
-        """Compiles the kernels that ``serve`` would launch; from any thread.
+    def tables(self, tasks: Sequence[Task]) -> tuple[int, int, object]:
+        """Returns the addresses of two tables on the device, and what holds them.
 
-        The prepared launches are dropped, because a launch belongs to a stream and only ``serve`` has the stream.
+        Args:
+            tasks: Tensors of one dtype: the tables have the addresses of their sources and of their results.
+
+        Raises:
+            ValueError: Results overlap.
+        """
+        _, dtype, _, sources, outs, sizes = zip(*tasks, strict=True)
+        require_apart(sizes, outs, dtype[0].itemsize, "tensors")
+        read = AddressTable(self._kernel_device).refresh(list(sources))
+        written = read
+        if outs != sources:
+            written = AddressTable(self._kernel_device).refresh(list(outs))
+        return read.data_ptr(), written.data_ptr(), (read, written)
+
+    def compile(self, tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
+        """Compiles the kernels that such a plan launches; from any thread.
+
+        The steps are dropped, because a plan belongs to a stream and only ``plan`` has the stream.
 
         Returns:
-            Whether ``serve`` has anything to do; if not, NCCL serves such tasks at any address.
+            Whether there is a plan; if not, NCCL serves such tasks at any address.
         """
         try:
-            chosen, _ = self._chosen(tasks, options)
-            self._prepared(chosen, tasks, self._new_memory, 0)
+            chosen, _ = self._chosen(tasks, CallOptions(*given))
+            self._prepared(chosen, tasks, self._new_memory)
         except Exception:  # the call itself raises it, where it is made
             return True
         return bool(chosen)
@@ -182,7 +170,7 @@ class AllReduces:
             peers.close()
             if self._aborted():
                 _left_behind.append((peers, self.plans))
-                self.plans = PlanCache()
+                self.plans = C.Plans(0, [])
             else:
                 peers.free()
         self.plans.clear()
@@ -245,42 +233,25 @@ class AllReduces:
         try:
             return select(call, self.region.topology, self.region.thresholds, forced)
         except ValueError as error:
-            raise ValueError(self._communicator.member.says(call.collective, str(error))) from None
+            raise ValueError(self._member.says(call.collective, str(error))) from None
 
     def _prepared(
         self,
         chosen: Sequence[_Chosen],
         tasks: Sequence[Task],
         workspace: Callable[[int], Tensor],
-        stream: int,
-    ) -> list[Part]:
-        context = PlanContext(
-            self._communicator, stream, self._kernel_device, self.region.peers, workspace
-        )
-        parts = []
+    ) -> tuple[list[C.PlanPart], bool]:
+        """Returns the parts of a plan, and whether it serves these numbers of elements only."""
+        context = PlanContext(self._member, self._kernel_device, self.region.peers, workspace)
+        parts, of_count = [], False
         for algorithm, call, indices in chosen:
             pieces = tuple(Piece(*tasks[index][3:]) for index in indices)
-            prepared = algorithm.prepare(call, pieces, context)
-            parts.append(Part(algorithm, call, tuple(indices), prepared))
-        return parts
-
-    def _placed(self, plan: Plan, tasks: Sequence[Task]) -> Placed:
-        """Returns a plan with its tensors' addresses, in tables if the plan reads tables."""
-        places: list[tuple[int, int]] = []
-        tables: list[Tensor] = []
-        for part in plan.parts:
-            if not part.prepared.tables:
-                places.append(tasks[part.indices[0]][3:5])
-                continue
-            call = part.call
-            sources = [tasks[index][3] for index in part.indices]
-            outs = [tasks[index][4] for index in part.indices]
-            require_apart(call.sizes, outs, call.dtype.itemsize, "tensors")
-            read = AddressTable(self._kernel_device).refresh(sources)
-            written = AddressTable(self._kernel_device).refresh(outs) if outs != sources else read
-            places.append((read.data_ptr(), written.data_ptr()))
-            tables += (read, written)
-        return Placed(plan, tuple(places), tuple(tables))
+            made = algorithm.prepare(call, pieces, context)
+            of_count = of_count or made.of_count
+            parts.append(
+                C.PlanPart(algorithm.name, indices, list(made.steps), made.tables, made.held)
+            )
+        return parts, of_count
 
     def _new_memory(self, size: int) -> Tensor:
         return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
@@ -290,38 +261,19 @@ class AllReduces:
 
         A replacement drops the plans that hold a smaller workspace; otherwise each would keep its own alive.
         """
-        known = self._workspaces.find(stream)
+        known = self._workspaces.get(stream)
         if known is not None and known.numel() >= size:
+            self._workspaces.move_to_end(stream)
             return known
         made = self._new_memory(size)
         if not recording:  # else it belongs to the graph
             if known is not None:
                 self.plans.forget()
-            self._workspaces.add(stream, made)
+            self._workspaces[stream] = made
+            self._workspaces.move_to_end(stream)
+            if len(self._workspaces) > _MOST_WORKSPACES:
+                self._workspaces.popitem(last=False)
         return made
-
-    def _follow(self, recording: bool) -> None:
-        """Makes the current stream wait for the stream of the previous launch, if they differ."""
-        current = torch.accelerator.current_stream(self._device)
-        last = self._last.get(recording)
-        self._last[recording] = current
-        if last is None or last == current:
-            return
-        # Captured work does not wait for work outside the graph, nor the reverse: the user decides when a graph runs.
-        if recording and not self.is_recording(last):
-            return
-        current.wait_stream(last)
-
-
-def _is_captured(stream: torch.Stream | None) -> bool:
-    if stream is None:
-        return torch.cuda.is_current_stream_capturing()
-    with stream:
-        return torch.cuda.is_current_stream_capturing()
-
-
-def _is_never_captured(stream: torch.Stream | None) -> bool:
-    return False
 
 
 def _call(

@@ -1,21 +1,20 @@
-"""The Python half of the engine for device tensors: communicators, and the all-reduces that kernels serve.
+"""The Python half of the engine for device tensors: communicators, and plans for the all-reduces that kernels serve.
 
 The C++ half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It calls this
-half to make communicators, and calls ``CudaEngine.serve``, with the stream current, for calls that kernels may serve.
-If ``fastcoll.cuda.all_reduce`` leaves a kind of call to NCCL for any tensors, C++ keeps that kind from then on.
+half to make communicators, and calls ``AllReduces.plan``, with the stream current, for a kind of call that has no plan
+yet. It repeats plans without this half, and keeps the kinds of call that NCCL serves for any tensors.
 Nothing here reads a tensor or waits for a stream.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
 from fastcoll.cuda import nccl_library, symmetric
-from fastcoll.cuda.all_reduce import AllReduces, CallOptions, Task
+from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.errors import ABORTED, Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
@@ -38,15 +37,6 @@ from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 __all__ = ["CudaEngine", "engine_of", "engines"]
 
 _log = logging.getLogger("fastcoll.cuda")
-
-Numbers = tuple[str, int, int, int, int, int]
-"""A collective: its name, dtype and operation (indices into ``C.DTYPES`` and ``C.REDUCE_OPS``; one past the end: no
-operation), addresses of source and result, this rank's input elements."""
-
-_OPS = (*C.REDUCE_OPS, "")
-
-# "opaque" elements are bytes.
-_DTYPES = tuple(getattr(torch, name, torch.uint8) for name in C.DTYPES)
 
 _engines: weakref.WeakValueDictionary[str, CudaEngine] = weakref.WeakValueDictionary()
 
@@ -82,21 +72,6 @@ class _Aborted:
         return self.is_set()
 
 
-def _tasks(numbers: Sequence[Numbers]) -> list[Task]:
-    return [
-        (collective, _DTYPES[kind], _OPS[op], source, target, count)
-        for collective, kind, op, source, target, count in numbers
-    ]
-
-
-@functools.lru_cache(maxsize=256)
-def _options(given: tuple[int, float, str, bool | None] | None) -> CallOptions:
-    if given is None:
-        return CallOptions()
-    wire, scale, algorithm, fuse = given
-    return CallOptions(None if wire < 0 else _DTYPES[wire], scale, algorithm, fuse)
-
-
 class CudaEngine:
     """NCCL for one group on this rank.
 
@@ -115,7 +90,7 @@ class CudaEngine:
 
     Attributes:
         communicators: The communicators that the watchdog polls and aborts, without Python.
-        all_reduces: The ``AllReduces`` of each device, by device index.
+        all_reduces: The ``AllReduces`` of each device with a communicator of all ranks, by device index.
 
     Raises:
         ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
@@ -219,7 +194,7 @@ class CudaEngine:
             prefix = self._member.says("all_reduce", "")
             self.communicators.add_kernels(region.peers.buffers.words, prefix, self._member.size)
         self.all_reduces[device] = AllReduces(
-            communicator,
+            communicator.member,
             region,
             where,
             where if mapper is None else mapper.kernel_device(where),
@@ -265,57 +240,6 @@ class CudaEngine:
         if part is not None and child is not None:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
             child._open_region(device)
-
-    def kernel_bytes(self, device: int) -> int:
-        """Returns the size in bytes of the largest all-reduce without options that a kernel may serve on a device.
-
-        Args:
-            device: Index of the device.
-        """
-        return self.all_reduces[device].kernel_bytes
-
-    def compile(
-        self,
-        numbers: Sequence[Numbers],
-        options: tuple[int, float, str, bool | None] | None,
-        device: int,
-    ) -> bool:
-        """Compiles the kernels that such collectives need; from any thread.
-
-        Args:
-            numbers: As in ``serve``.
-            options: As in ``serve``.
-            device: Index of the device, which must be current.
-
-        Returns:
-            Whether kernels serve any of them; if not, they serve none of these sizes and dtypes at any address.
-        """
-        return self.all_reduces[device].compile(_tasks(numbers), _options(options))
-
-    def serve(
-        self,
-        numbers: Sequence[Numbers],
-        options: tuple[int, float, str, bool | None] | None,
-        stream: int,
-        device: int,
-    ) -> list[int] | None:
-        """Puts the collectives of one group call that kernels serve on a stream.
-
-        Args:
-            numbers: One entry for each collective.
-            options: Wire dtype as an index into ``C.DTYPES`` or -1, factor, algorithm, and whether to fuse them into
-                one bucket; None: no options.
-            stream: Handle of the stream, which must be current.
-            device: Index of its device.
-
-        Returns:
-            Indices of the collectives left to NCCL; None: all, now and for the same sizes and dtypes later.
-
-        Raises:
-            ValueError: No algorithm can serve a call with these options; nothing was put on the stream.
-            DistBackendError: NCCL failed, or the group was aborted.
-        """
-        return self.all_reduces[device].serve(_tasks(numbers), stream, _options(options))
 
     def refuse(self, what: str) -> None:
         """Raises the error for a call that has no NCCL communicator.

@@ -38,6 +38,11 @@ class Thresholds:
         """Largest message that a kernel takes; 0: none was measured."""
         return max(self.one_shot_bytes, self.two_shot_bytes, self.ring_bytes)
 
+    @property
+    def limits(self) -> list[int]:
+        """The sizes at which the choice of the algorithm for a tensor changes, in order."""
+        return sorted({self.one_shot_bytes, self.two_shot_bytes, self.ring_bytes})
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Returns the names of the fields."""

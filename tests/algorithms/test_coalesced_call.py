@@ -75,7 +75,7 @@ def test_a_plan_serves_all_tensors_of_its_kind():
         parts = whole[60 * lists :].split(60)[:9]
         fastcoll.all_reduce_coalesced([part.fill_(lists) for part in parts])
         assert all(part.cpu().eq(2 * lists).all() for part in parts)
-    assert reduces.plans.built == 3 and len(reduces.plans.lists) == 3
+    assert reduces.plans.built == 3 and reduces.plans.placed == 3
 
 
 @on_ranks(2, world="peer_world", fresh=True)
@@ -94,7 +94,7 @@ def test_a_plan_keeps_no_workspace_of_its_own():
         del memory
     small, large, same, largest, last = [ref() for ref in known]
     assert small is large is same is None
-    assert largest is last is not None and len(reduces.plans) == 2
+    assert largest is last is not None and len(reduces.plans.values()) == 2
 
 
 @on_ranks(2, world="peer_world", fresh=True)
@@ -190,3 +190,32 @@ def test_what_cannot_be_is_refused_before_anything_travels():
     part = dist.new_group([0])
     if dist.get_rank() == 1:
         assert fastcoll.all_reduce_coalesced(x, group=part) is None
+
+
+@on_ranks(2, world="peer_world", fresh=True)
+def test_a_plan_serves_all_sizes_of_a_class():
+    """The number of elements is an argument, as long as the algorithm stays."""
+    x = torch.empty(40_000, device=peer_memory.DEVICE)
+    dist.all_reduce(x[:1].fill_(1))
+    plans = peer_memory.reduces_of().plans
+    assert plans.built == 1
+    for count in (*range(2, 60), 1000, 16_384):
+        dist.all_reduce(x[:count].fill_(1))
+        assert x[:count].cpu().eq(2).all()
+    assert plans.built == 1
+    dist.all_reduce(x.fill_(1))  # two_shot
+    assert x.cpu().eq(2).all() and plans.built == 2
+
+
+@on_ranks(2, world="peer_world", fresh=True)
+def test_the_plan_that_was_not_used_longest_goes_first():
+    x = torch.ones(3, device=peer_memory.DEVICE)
+    for scale in range(1, 300):
+        device_calls.all_reduce(x.fill_(1), scale=float(scale))
+        assert x.cpu().eq(2 * scale).all()
+    plans = peer_memory.reduces_of().plans
+    assert plans.built == 299 and len(plans.values()) == 256
+    device_calls.all_reduce(x, scale=299.0)
+    assert plans.built == 299
+    device_calls.all_reduce(x, scale=1.0)
+    assert plans.built == 300

@@ -25,14 +25,13 @@ class Capture:
     Work is done at once nevertheless.
     """
 
-    def __init__(self, group=None):
+    def __init__(self):
         self._driver = driver()
         self._stream = None
-        peer_memory.reduces_of(group).is_recording = self._captures
-        buckets._is_captured = lambda device: self._captures(None)
+        buckets._is_captured = lambda device: self._captures()
 
-    def _captures(self, stream):
-        current = stream or torch.accelerator.current_stream(torch.device(DEVICE))
+    def _captures(self):
+        current = torch.accelerator.current_stream(torch.device(DEVICE))
         return self._stream is not None and current == self._stream
 
     @contextlib.contextmanager
@@ -67,7 +66,7 @@ def test_a_capture_launches_what_a_call_outside_of_it_does(algorithm, launches):
     group = dist.new_group()
     dist.all_reduce(torch.ones(3, device=DEVICE), group=group)
     reduces = peer_memory.reduces_of(group)
-    capture = Capture(group)
+    capture = Capture()
     wires = (None, torch.bfloat16)
     outside = {}
     for wire in wires:
@@ -83,7 +82,7 @@ def test_a_capture_launches_what_a_call_outside_of_it_does(algorithm, launches):
             tensors = ones()
             fastcoll.all_reduce_coalesced(tensors, group=group, wire_dtype=wire)
             assert captured_launches() == outside[wire]
-        assert reduces.plans.pinned[-1].plan.launches == number
+        assert reduces.plans.pinned[-1].launches == number
         assert all(tensor.cpu().eq(2).all() for tensor in tensors)
         # The tables are there for calls of the same tensors outside of the graph, too.
         fastcoll.all_reduce_coalesced(tensors, group=group, wire_dtype=wire)
@@ -106,10 +105,35 @@ def test_captures_with_a_factor_and_a_new_timeout():
     with capture():
         dist.group.WORLD.set_timeout(timedelta(seconds=17))
         fastcoll.all_reduce_coalesced(scaled, scale=0.25)
-    (placed,) = reduces.plans.pinned
-    assert placed.plan.launches == 2 and reduces.plans.built == built
+    (plan,) = reduces.plans.pinned
+    assert plan.launches == 2 and reduces.plans.built == built
     assert reduces.region.peers.buffers.spins == spins
     fastcoll.all_reduce_coalesced(scaled, scale=0.25)
     assert reduces.region.peers.buffers.spins == 17 * peer_memory.MAPPER.polls_per_second
     assert reduces.plans.built == built + 1
     assert all(tensor.cpu().eq(2.0**-3).all() for tensor in scaled)
+
+
+def test_a_launch_follows_the_last_of_its_kind():
+    """The second of two launches follows the first, though a graph has captured one in between."""
+    x, y, z = (torch.ones(500, device=DEVICE) for _ in range(3))
+    dist.all_reduce(x)
+    loaded = driver()
+    recording_device.clear()
+    work = dist.all_reduce(y, async_op=True)
+    loaded.capture(torch.accelerator.current_stream().native_handle)
+    dist.all_reduce(z)
+    loaded.capture(None)
+    dist.all_reduce(x)
+    current = recording_device.name_of(torch.accelerator.current_stream())
+    marks = recording_device.log("record", "block", "launch")
+    kernels = [at for at, e in enumerate(marks) if e.what == "one_shot_kernel"]
+    here = [at for at in kernels if marks[at].stream == current]
+    first = marks[kernels[0]].stream
+    captured_at, last = here
+    assert first != current
+    between = marks[captured_at + 1 : last]
+    waits = [e.event for e in between if e.kind == "block" and e.stream == current]
+    made = [e.event for e in between if e.kind == "record" and e.stream == first]
+    assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
+    work.wait()

@@ -80,13 +80,11 @@ def test_the_memory_goes_with_the_group():
     reduces = peer_memory.reduces_of(group)
     buffers = reduces.region.peers.buffers
     memory = weakref.ref(buffers.memory)
-    (plan,) = reduces.plans.values()
+    assert len(reduces.plans.values()) == 1
     dist.destroy_process_group(group)
     assert buffers.closed
-    assert reduces.region.peers is None and not len(reduces.plans)
-    with pytest.raises(RuntimeError, match="expected open buffers, got closed ones"):
-        plan.run([(x.data_ptr(), x.data_ptr())])
-    del plan, buffers, reduces, group
+    assert reduces.region.peers is None and not reduces.plans.values()
+    del buffers, reduces, group
     gc.collect()
     assert memory() is None, gc.get_referrers(memory())
 

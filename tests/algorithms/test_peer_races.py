@@ -13,7 +13,6 @@ from peer_memory import DEVICE
 import fastcoll
 from fastcoll.cuda.algorithms import launches
 from fastcoll.cuda.all_reduce import AllReduces
-from fastcoll.cuda.plans import Plan
 
 
 def two_streams(reduce):
@@ -23,13 +22,15 @@ def two_streams(reduce):
     """
     reduce(False)
     recording_device.clear()
-    run = Plan.run
+    from fastcoll.kernels import _launch
 
-    def without_end(self, places):
-        run(self, places)
+    interpret = _launch._interpret
+
+    def without_end(*arguments):
+        interpret(*arguments)
         recording_device.hold(torch.accelerator.current_stream(DEVICE))
 
-    with mock.patch.object(Plan, "run", without_end):
+    with mock.patch.object(_launch, "_interpret", without_end):
         work = reduce(True)
     reduce(False)
     work.wait()
@@ -55,23 +56,21 @@ def sides(found):
 
 
 @on_ranks(2, world="peer_world", fresh=True)
-def test_launches_that_do_not_follow():
+def test_launches_follow():
+    """The mutant `kernels_of_two_streams_do_not_follow` fails here."""
     assert not two_streams(singles) and not two_streams(lists())
-    with mock.patch.object(AllReduces, "_follow"):
-        assert ("race", "one_shot_kernel", "one_shot_kernel") in sides(two_streams(singles))
-        assert ("race", "bucket_kernel", "flatten_kernel") in sides(two_streams(lists()))
 
 
 @on_ranks(2, world="peer_world", fresh=True)
 def test_tables_of_another_stream():
-    placed = AllReduces._placed
+    tables = AllReduces.tables
 
     def elsewhere(self, *arguments):
         with torch.Stream(DEVICE):
-            return placed(self, *arguments)
+            return tables(self, *arguments)
 
     assert not two_streams(lists())
-    with mock.patch.object(AllReduces, "_placed", elsewhere):
+    with mock.patch.object(AllReduces, "tables", elsewhere):
         found = sides(two_streams(lists()))
     assert ("race", "aten::copy_", "flatten_kernel") in found, found
 

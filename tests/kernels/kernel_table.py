@@ -97,12 +97,15 @@ def analyse(configurations: Sequence[Any], architectures: Sequence[int]) -> list
     import machine_code
     from ahead_of_time import compile_for_each
 
+    from fastcoll.kernels._launch import require_parameters
+
     compiled = [compile_for_each(configuration, architectures) for configuration in configurations]
     rows = []
     for position, architecture in enumerate(architectures):
         kernels = [each[position] for each in compiled]
         codes = machine_code.disassemble([kernel.asm["cubin"] for kernel in kernels], architecture)
         for configuration, kernel, instructions in zip(configurations, kernels, codes, strict=True):
+            require_parameters(configuration, kernel)
             registers, stack = machine_code.resources(kernel.asm["cubin"])
             loads, stores = machine_code.widths(instructions)
             shared, threads = kernel.metadata.shared, 32 * configuration.num_warps
@@ -264,13 +267,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     import triton
 
-    from fastcoll.kernels._launch import fallback_reason
-
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     rows = collect(architectures=options.arch, only=options.only, jobs=options.jobs)
     print("\n".join(_lines(rows)))
     print(f"# Triton {triton.__version__}; {len(rows)} rows")
-    print(f"# launches: {fallback_reason() or 'packed arguments, straight to the driver'}")
     table = {row.key: asdict(row) for row in rows}
     for path in filter(None, (options.json, options.record and RECORDED)):
         path.write_text(_text(triton.__version__, table))

@@ -13,9 +13,8 @@ from triton.runtime import interpreter
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import reduce
-from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._launch import prepared
 from fastcoll.kernels._plan import DEFAULT_BLOCKING, double_bits
-from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels.flatten import Flatten
 from fastcoll.kernels.flatten import _table as flatten_table
 from fastcoll.kernels.unflatten import _table as unflatten_table
@@ -56,7 +55,6 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
     }[name]
     source = numbers(HERE, first, 1, ordinary=True).to(device)
     target = torch.zeros(HERE, dtype=second, device=device)
-    run = launcher(table(DEFAULT_BLOCKING)[first, second], device)
     block_map, sizes, inputs, outputs = tables(device, before(source), before(target))
     bits = double_bits(1.0)
     common = (block_map.data_ptr(), sizes.data_ptr())
@@ -64,7 +62,7 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
         arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits)
     else:
         arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits)
-    PreparedLaunch(run, 2, arguments, None)()
+    prepared(table(DEFAULT_BLOCKING)[first, second], device, 2, arguments)()
     assert same_numbers(target, source.to(second))
 
 
@@ -72,7 +70,7 @@ def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     """Interpreted only: its programs count from the start of the buffers."""
     sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True) for seed in (1, 2)]
     target = torch.zeros(HERE, dtype=torch.bfloat16)
-    run = launcher(reduce._table(DEFAULT_BLOCKING)[torch.bfloat16], torch.device("cpu"))
+    configuration = reduce._table(DEFAULT_BLOCKING)[torch.bfloat16]
     inputs = torch.tensor([before(source) for source in sources])
     programs = iter((FIRST_PIECE, FIRST_PIECE + 1))
 
@@ -83,7 +81,7 @@ def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_get_program_id", program_id)
     arguments = (inputs.data_ptr(), 2, before(target), SIZE, double_bits(1.0), 1)
-    PreparedLaunch(run, 2, arguments, None)()
+    prepared(configuration, torch.device("cpu"), 2, arguments)()
     assert same_numbers(target, sources[0] + sources[1])
 
 

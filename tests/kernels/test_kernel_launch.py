@@ -1,102 +1,131 @@
-"""The launch path as far as no GPU is needed: what is handed to Triton, in which order, and when not."""
+"""The launch path as far as no GPU is needed: what a driver is given, which is not there, and its errors."""
 
-import inspect
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
+import recording_device
 import torch
-import triton
 from kernel_cases import in_a_process_that_compiles
+from kernel_table import KERNEL_MODULES
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import _launch, flatten
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._prepared import PreparedLaunch
+
+LAUNCHES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fake_cuda, recording_device, torch
+driver = fake_cuda.Driver()
+recording_device.load()
+from fastcoll._load import C
+device = torch.device("recording", 1)
+def kernel(compiled, name="k", **changes):
+    given = {"code": compiled.asm["cubin"], "entry": compiled.metadata.name,
+             "threads": 32 * compiled.metadata.num_warps, "shared_bytes": compiled.metadata.shared}
+    return C.Kernel(device, name, **{**given, **changes})
+"""
+
+EACH_KIND = """
+for configuration, compiled in fake_cuda.first_of_each(sys.argv[2:]):
+    driver.reset(configuration)
+    stream = torch.Stream(device)
+    launch = C.Launch(kernel(compiled), 5, fake_cuda.arguments_of(configuration), None)
+    before = torch.accelerator.current_device_index()
+    with stream:
+        torch.accelerator.set_device_index(0)
+        launch()
+    assert torch.accelerator.current_device_index() == before == 0
+    expected = fake_cuda.described(configuration, compiled, 5, stream.native_handle, 101)
+    assert driver.log() == expected, (driver.log(), expected)
+    driver.reset(configuration)
+    C.Launch(kernel(compiled), 0, fake_cuda.arguments_of(configuration), None)()
+    assert not driver.log()
+    print(configuration.name)
+"""
+
+ERRORS = """
+(configuration, compiled), = fake_cuda.first_of_each(["flatten"])
+def error(body):
+    try:
+        body()
+    except torch.distributed.DistBackendError as error:
+        print(error)
+driver.reset()
+error(lambda: kernel(compiled, code=b"no code"))
+driver.allow_threads(128)
+error(lambda: kernel(compiled))
+driver.reset(configuration)
+launch = C.Launch(kernel(compiled, shared_bytes=100_000), 1, fake_cuda.arguments_of(configuration), None)
+print(driver.log())
+driver.fail("cuLaunchKernel", 719)
+error(launch)
+"""
+
+
+def output_of(program: str, *arguments: str) -> list[str]:
+    recording_device.build()
+    folders = str(Path(__file__).parents[1])
+    done = in_a_process_that_compiles("-c", LAUNCHES + program, folders, *arguments)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout.splitlines()
+
+
+def test_the_driver_gets_each_kind_of_kernel_as_described() -> None:
+    """On the kernel's device and its current stream, whichever device is current."""
+    assert len(output_of(EACH_KIND, *KERNEL_MODULES)) == len(KERNEL_MODULES)
+
+
+def test_tritons_own_launcher_gives_the_driver_the_same() -> None:
+    done = in_a_process_that_compiles("-m", "fake_cuda")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == len(KERNEL_MODULES)
+
+
+def test_errors_of_the_driver_name_kernel_device_and_remedy() -> None:
+    loading, threads, attributes, launching = output_of(ERRORS)
+    head = "the kernel k on recording:1: "
+    why = "reports CUDA_ERROR_FAKE (status"
+    assert loading.startswith(f"{head}cuModuleLoadData {why} 200): a fake error. If an earlier")
+    assert threads.startswith(f"{head}expected a GPU that runs 256 threads of it in a block")
+    assert attributes == "['flatten_kernel attribute 8 is 100000']"
+    assert launching.startswith(f"{head}cuLaunchKernel {why} 719): a fake error.")
+    assert launching.endswith("Else set FASTCOLL_ALGO=nccl.")
+
+
+def test_other_parameters_of_the_machine_code_are_refused() -> None:
+    program = """
+from types import SimpleNamespace
+from fastcoll.kernels import _launch
+(configuration, compiled), = fake_cuda.first_of_each(["reduce"])
+text = compiled.asm["ptx"]
+last = ".param .u64 .ptr .global .align 1 reduce_kernel_param_7"
+assert text.count(last) == 1, text[:2000]
+for ptx, changes in ((text.replace(last, last + ", .param .u64 more"), {}), (text, {"launch_pdl": True})):
+    metadata = SimpleNamespace(**{**compiled.metadata._asdict(), **changes})
+    try:
+        _launch.require_parameters(configuration, SimpleNamespace(asm={"ptx": ptx}, metadata=metadata))
+    except RuntimeError as error:
+        print(error)
+"""
+    more, attribute = output_of(program)
+    widths = ", ".join(["64"] * 8)
+    head = f"expected machine code that takes parameters of {widths} bits, got {widths}"
+    assert f"{head}, 64. Install a release of Triton" in more
+    assert f"{head} and launch_pdl. Install" in attribute
+
+
+def test_without_a_driver_the_error_says_so() -> None:
+    from fastcoll._load import C
+
+    with pytest.raises(
+        torch.distributed.DistBackendError, match="expected a CUDA driver with cuCtxGetCurrent"
+    ):
+        C.Kernel(torch.device("cpu"), "k", b"", "entry", 1, 0)
 
 
 def any_configuration() -> Configuration:
     return next(flatten.configurations())
-
-
-def fake_launcher(monkeypatch: pytest.MonkeyPatch, calls: list[tuple]) -> _launch.Launcher:
-    """Returns a launcher as it is after loading on device 3, whose launches are recorded."""
-    current = SimpleNamespace(device=3)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current.device, raising=False)
-    monkeypatch.setattr(
-        torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, raising=False
-    )
-
-    class Guard:
-        def __init__(self, device: int) -> None:
-            self.device = device
-
-        def __enter__(self) -> None:
-            self.before, current.device = current.device, self.device
-
-        def __exit__(self, *_: object) -> None:
-            current.device = self.before
-
-    monkeypatch.setattr(torch.cuda, "device", Guard)
-    run = object.__new__(_launch.Launcher)
-    run.configuration = any_configuration()
-    run.device = torch.device("cuda", 3)
-    run.is_fast = True
-    run._constants = tuple(run.configuration.constexprs.values())
-    run._index = 3
-    run._function, run._metadata = "function", "metadata"
-    run._compiled = SimpleNamespace(launch_metadata=lambda *_: "launch metadata")
-    run._run = lambda *arguments: calls.append((current.device, *arguments))
-    run.current = current
-    return run
-
-
-def test_a_launch_hands_over_what_compiled_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the launcher's device, whichever is current, and with a profiler's hooks where there are any."""
-    calls: list[tuple] = []
-    run = fake_launcher(monkeypatch, calls)
-    run.current.device = 0
-    launch = run.pack(73, 5, (11, 12))
-    launch()
-    hook = triton.knobs.runtime.launch_enter_hook
-
-    def listener(_: object) -> None: ...
-
-    hook.add(listener)
-    try:
-        launch()
-    finally:
-        hook.remove(listener)
-    common = (3, 5, 1, 1, 73, "function", "metadata")
-    hooks = "launch metadata", hook, triton.knobs.runtime.launch_exit_hook
-    given = (11, 12, *run._constants)
-    assert calls == [(*common, None, None, None, *given), (*common, *hooks, *given)]
-    assert run.current.device == 0
-
-
-def test_this_triton_takes_launch_arguments_in_that_order() -> None:
-    from triton.compiler import CompiledKernel
-
-    assert _launch.fallback_reason() == ""
-    source = inspect.getsource(CompiledKernel.__getitem__)
-    arguments = "".join(source[source.index("self.run(") :].split())
-    assert arguments.startswith(
-        "self.run(grid[0],grid[1],grid[2],stream,self.function,self.packed_metadata,launch_metadata,"
-        "knobs.runtime.launch_enter_hook,knobs.runtime.launch_exit_hook,*args)"
-    )
-
-
-def test_an_unknown_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "__version__", "9.1.0")
-    reason = _launch.fallback_reason.__wrapped__()
-    assert "Triton 9.1.0 have not been checked, only those of 3.6, 3.7, 3.8, 3.9" in reason
-
-
-def test_a_changed_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Changed:
-        def __call__(self, stream, *rest) -> None: ...
-
-    monkeypatch.setattr(_launch, "CudaLauncher", Changed)
-    assert "its launcher takes ['stream', 'rest']" in _launch.fallback_reason.__wrapped__()
 
 
 def test_a_configuration_must_name_every_argument_in_order() -> None:
@@ -124,41 +153,20 @@ def test_attributes_name_arguments_by_position() -> None:
         wrong.attributes()
 
 
-def test_launchers_are_made_once() -> None:
+def test_kernels_are_loaded_once() -> None:
     configuration = any_configuration()
     cpu = torch.device("cpu")
-    assert _launch.launcher(configuration, cpu) is _launch.launcher(configuration, cpu)
+    assert _launch.kernel_on(configuration, cpu) is _launch.kernel_on(configuration, cpu)
 
 
-def test_a_prepared_launch_refuses_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple] = []
-    run = fake_launcher(monkeypatch, calls)
-    prepared = PreparedLaunch(run, 1, (5,), None)
-    prepared()
-    assert calls[0][1:6] == (1, 1, 1, 73, "function")
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 99, raising=False)
-    with pytest.raises(RuntimeError, match="expected the stream on which this launch was prepared"):
-        prepared()
-    assert len(calls) == 1
-
-
-def test_no_argument_becomes_a_constant_and_cpu_tensors_are_refused_where_kernels_compile() -> None:
-    """``kernel[grid](...)`` makes a constant of an integer that is 1, and constants have no dtype."""
+def test_cpu_tensors_are_refused_where_kernels_compile() -> None:
     done = in_a_process_that_compiles(
         "-c",
-        "import importlib, torch\n"
+        "import torch\n"
         "from fastcoll.buckets import BucketLayout\n"
         "from fastcoll.kernels.flatten import Flatten\n"
-        "from kernel_table import KERNEL_MODULES\n"
-        "for name in KERNEL_MODULES:\n"
-        "    for one in importlib.import_module(f'fastcoll.kernels.{name}').configurations():\n"
-        "        for each in one.kernel.params:\n"
-        "            print(each.is_constexpr or each.do_not_specialize, one.name, each.name)\n"
         "Flatten(BucketLayout([1]), torch.float32, torch.float32, 'cpu')",
     )
-    lines = done.stdout.splitlines()
-    assert len(lines) > 800, done.stderr
-    assert [line for line in lines if not line.startswith("True ")] == []
     assert done.returncode == 1
     assert "ValueError: expected CUDA tensors, got cpu. Move the tensors to a GPU" in done.stderr
 

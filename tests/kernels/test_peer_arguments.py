@@ -84,7 +84,7 @@ def test_every_launch_is_of_a_listed_configuration():
         prepare_every_rank(algorithm, "all_reduce", [x], [y], [peers])()
         assert torch.all(y == 1)
     peers.check()
-    used = [each.configuration for each in _launch._launchers.values()]
+    used = [configuration for configuration, _ in _launch._kernels.values()]
     assert all(any(each is other for other in listed) for each in used)
     # None is listed that nothing launches.
     assert {each.name for each in used} == {each.name for each in listed}

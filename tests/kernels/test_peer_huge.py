@@ -7,8 +7,6 @@ else is as in any call: what the launcher computes, and every index, product and
 """
 
 import mmap
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import kernel_oracle
@@ -18,7 +16,7 @@ import torch
 from kernel_cases import numbers, same_numbers
 from triton.runtime import interpreter
 
-from fastcoll.kernels import _peer_launch, one_shot, peers, ring, two_shot
+from fastcoll.kernels import _launch, one_shot, peers, ring, two_shot
 
 NO_RESERVE = 0x4000  # of mmap(2); the module has no name for it before Python 3.13
 STAGE, SLOT, SLOTS = 24576, 16384, 2
@@ -51,25 +49,19 @@ class LastProgram:
         addresses = [region.data_ptr() for region in self._regions]
         self.buffers = peers.PeerBuffers(rank, self._regions[rank], addresses, self._layout, 1)
         self._monkeypatch = monkeypatch
-        self._launcher = _peer_launch.launcher
-        monkeypatch.setattr(_peer_launch, "launcher", self._keep)
+        self._interpret = _launch._interpret
+        monkeypatch.setattr(_launch, "_interpret", self._keep)
 
-    def _keep(self, configuration: Any, device: torch.device) -> SimpleNamespace:
-        def pack(
-            stream: int, grid: int, arguments: tuple[int, ...], place: int
-        ) -> Callable[..., None]:
-            given = dict(zip(configuration.kernel.arg_names, arguments, strict=False))
-            self.piece = given.get("piece") or given["segment"]
-            unit = given.get("chunk", given["count"])
-            self._channel = -(-unit // self.piece) - 1
-            assert self._channel < grid
-            self.start = self._channel * self.piece
-            self.length = unit - self.start
-            assert self.start > 2**31
-            self._launch = (configuration, device, arguments)
-            return lambda *addresses: None
-
-        return SimpleNamespace(device=device, pack=pack)
+    def _keep(self, configuration: Any, programs: int, arguments: tuple[int, ...]) -> None:
+        given = dict(zip(configuration.kernel.arg_names, arguments, strict=False))
+        self.piece = given.get("piece") or given["segment"]
+        unit = given.get("chunk", given["count"])
+        self._channel = -(-unit // self.piece) - 1
+        assert self._channel < programs
+        self.start = self._channel * self.piece
+        self.length = unit - self.start
+        assert self.start > 2**31
+        self._launch = (configuration, 1, arguments)
 
     def run(self) -> None:
         """Runs it, as if every peer had done all before."""
@@ -77,13 +69,12 @@ class LastProgram:
         each = (layout.staging_at - layout.flags_at) // layout.channels
         begin = layout.flags_at + self._channel * each
         self.buffers.memory[begin : begin + each].view(torch.int64).fill_(1 << 40)
-        configuration, device, arguments = self._launch
         number = numpy.array([self._channel], dtype=numpy.int32)
         program = interpreter.TensorHandle(number, interpreter.tl.int32)
         with self._monkeypatch.context() as patch:
             builder = interpreter.InterpreterBuilder
             patch.setattr(builder, "create_get_program_id", lambda *_: program)
-            self._launcher(configuration, device).pack(0, 1, arguments)()
+            self._interpret(*self._launch)
         self.buffers.check()
 
     def staged(self, rank: int, dtype: torch.dtype, at: int, length: int) -> torch.Tensor:
@@ -107,7 +98,7 @@ def test_all_reduce(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, ranks = 2, 3
     last = LastProgram(monkeypatch, rank, ranks, COUNT)
     source, out = sparse(COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
-    module.prepare_all_reduce(source, out, last.buffers)
+    module.prepare_all_reduce(source, out, last.buffers)()
     values = ordinary(ranks, last.length)
     expected = kernel_oracle.all_reduce(values)
     share = -(-last.length // (16 * ranks)) * 16
@@ -128,7 +119,7 @@ def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     last = LastProgram(monkeypatch, rank, 2, chunk)
     message, space = sparse(count, torch.bfloat16), sparse(count + 16, torch.bfloat16)
     out, guard = space[:count], space[count:].fill_(7)
-    ring.prepare_all_reduce(message, out, last.buffers)
+    ring.prepare_all_reduce(message, out, last.buffers)()
     lengths = [last.length, last.length - 8]
     values = [
         [numbers(n, torch.bfloat16, 2 * q + r, True) for r in (0, 1)] for q, n in enumerate(lengths)
@@ -150,7 +141,7 @@ def test_ring_reduce_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = 1
     last = LastProgram(monkeypatch, rank, 2, COUNT)
     message, out = sparse(2 * COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
-    ring.prepare_reduce_scatter(message, out, last.buffers)
+    ring.prepare_reduce_scatter(message, out, last.buffers)()
     first, own, theirs = ordinary(3, last.length)
     message[last.start :][: last.length] = first
     message[COUNT + last.start :] = own
@@ -165,7 +156,7 @@ def test_ring_all_gather(count: int, dtype: torch.dtype, monkeypatch: pytest.Mon
     rank = 1
     last = LastProgram(monkeypatch, rank, 2, count)
     message, out = sparse(count, dtype), sparse(2 * count, dtype)
-    ring.prepare_all_gather(message, out, last.buffers)
+    ring.prepare_all_gather(message, out, last.buffers)()
     own, theirs = (numbers(last.length, dtype, seed) for seed in (1, 2))
     message[last.start :] = own
     last.slot(rank, 0, dtype, last.length).copy_(theirs)

@@ -57,27 +57,13 @@ def own_buffers() -> PeerBuffers:
     return peer_ranks.buffers_on("cpu", 1, PeerLayout(1, 1024, 2, 512))[0]
 
 
-def test_it_is_refused_once_the_buffers_are_closed() -> None:
+def test_closed_buffers_are_refused() -> None:
     buffers = own_buffers()
     source, out = torch.ones(20), torch.zeros(20)
-    launch = one_shot.prepare_all_reduce(source, out, buffers)
     buffers.close()
-    for call in (launch, lambda: one_shot.prepare_all_reduce(source, out, buffers)):
-        with pytest.raises(RuntimeError, match=r"rank 0/1\]: expected open buffers, got closed"):
-            call()
+    with pytest.raises(RuntimeError, match=r"rank 0/1\]: expected open buffers, got closed"):
+        one_shot.prepare_all_reduce(source, out, buffers)
     assert not out.any() and not buffers.state.any()
-
-
-def test_it_is_refused_with_another_limit_of_polls() -> None:
-    buffers = own_buffers()
-    source, out = torch.ones(20), torch.zeros(20)
-    launch = one_shot.prepare_all_reduce(source, out, buffers)
-    buffers.spins = 7
-    with pytest.raises(RuntimeError, match=r"expected the limit of 4000000 polls.*, got 7"):
-        launch()
-    assert not buffers.state.any()
-    one_shot.prepare_all_reduce(source, out, buffers)()
-    assert out.sum() == 20
 
 
 def test_nothing_is_launched_for_an_empty_message() -> None:

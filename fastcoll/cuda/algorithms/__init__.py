@@ -21,7 +21,7 @@ class Algorithm(NamedTuple):
     Attributes:
         name: Its name for FASTCOLL_ALGO and the tuner.
         refusal: Returns why it cannot serve a call, or "".
-        prepare: Returns the launches for a call that it does not refuse. They also serve other tensors with the same
+        prepare: Returns the steps for a call that it does not refuse. They also serve other tensors with the same
             numbers of elements. Each of those must be aligned to 16 bytes, and in place, if the tensor here is.
         uses_peers: Whether the launches work on the peers' memory.
     """

@@ -1,36 +1,34 @@
-"""What algorithms make plans of: addresses, a plan's context, and launches between a list and its bucket."""
+"""What algorithms make plans of: addresses, a plan's context, steps, and launches between a list and its bucket."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastcoll._load import C
 from fastcoll.buckets import BucketLayout
 from fastcoll.cuda.memory import tensor_at
 
 if TYPE_CHECKING:
-    from fastcoll.cuda.nccl import NcclCommunicator
+    from fastcoll.cuda.errors import Member
     from fastcoll.cuda.peer_memory import PeerMemory
 
 __all__ = [
     "BUCKET_GRAIN",
-    "Launch",
     "Piece",
     "PlanContext",
     "Prepared",
     "bucket_elements",
+    "calls",
     "copy_in",
     "copy_out",
     "layout_of",
 ]
-
-Launch = Callable[[int, int], object]
-"""Takes the addresses of a call's input and output; those of tables on the device if the plan has tables."""
 
 BUCKET_GRAIN = 16
 """Elements: each tensor of a bucket begins at a multiple of this, so it is aligned in every dtype."""
@@ -52,18 +50,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanContext:
-    """Where a plan runs: one group, one device, one stream.
+    """Where a plan runs: one group, one device, one stream, which is current.
 
     Attributes:
-        communicator: The NCCL communicator.
-        stream: Handle of the stream, which is current.
+        member: This rank and the group.
         device: The device as kernels name it.
         peers: The peer-mapped memory, if there is any.
         workspace: Returns a tensor of at least so many bytes, for this stream; its user must hold it.
     """
 
-    communicator: NcclCommunicator
-    stream: int
+    member: Member
     device: torch.device
     peers: PeerMemory | None
     workspace: Callable[[int], Tensor]
@@ -74,17 +70,50 @@ class PlanContext:
 
 
 class Prepared(NamedTuple):
-    """The launches of a plan for a call, independent of the tensors' addresses.
+    """A plan for a call, independent of the tensors' addresses.
 
     Attributes:
-        launches: In this order.
+        steps: In this order. C++ replaces addresses in them by those of a call's input and result, or of tables on
+            the device.
         tables: Whether the launches read the tensors' addresses from tables.
         held: An object that must live as long.
+        of_count: Whether a single tensor must have this number of elements, not only this size class.
     """
 
-    launches: tuple[Launch, ...]
+    steps: tuple[C.Launch | C.PlannedCalls, ...]
     tables: bool = False
     held: object = None
+    of_count: bool = True
+
+
+Issued = tuple[str, torch.dtype, str, int, tuple[int, int], tuple[int, int]]
+"""A call of NCCL: one of ``C.COLLECTIVES``, dtype, one of ``C.REDUCE_OPS`` or "", the other rank of a send or receive
+(else -1), then address and elements of input and result; (0, 0): none."""
+
+
+def calls(
+    every: Iterable[Issued], from_source: bool = False, to_out: bool = False
+) -> C.PlannedCalls:
+    """Returns calls of NCCL as one step.
+
+    Args:
+        every: The calls.
+        from_source: Whether the inputs' addresses are offsets in the call's input.
+        to_out: Whether the results' addresses are offsets in the call's result.
+    """
+    operations = (*C.REDUCE_OPS, "")
+    numbers = [
+        (
+            C.COLLECTIVES.index(what),
+            C.DTYPES.index(str(dtype).removeprefix("torch.")),
+            operations.index(op),
+            root,
+            *given,
+            *result,
+        )
+        for what, dtype, op, root, given, result in every
+    ]
+    return C.PlannedCalls(numbers, from_source, to_out)
 
 
 def bucket_elements(sizes: Sequence[int]) -> int:
@@ -115,14 +144,14 @@ def _copier(
 
 def copy_in(
     pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, context: PlanContext
-) -> Launch:
+) -> C.Launch:
     """Returns the launch that copies the tensors into a bucket, cast to the bucket's dtype."""
     sizes = tuple(piece.elements for piece in pieces)
     flatten = _copier("flatten", sizes, dtype, bucket.dtype, context.device)
     tensors = [context.view(piece.source, piece.elements, dtype) for piece in pieces]
-    launch = flatten.prepare(tensors, bucket)
+    launch: C.Launch = flatten.prepare(tensors, bucket)
     flatten.layout.read_here()
-    return lambda source, _: launch(source)
+    return launch
 
 
 def copy_out(
@@ -131,11 +160,11 @@ def copy_out(
     bucket: Tensor,
     context: PlanContext,
     scale: float = 1.0,
-) -> Launch:
+) -> C.Launch:
     """Returns the launch that copies a bucket into the tensors."""
     sizes = tuple(piece.elements for piece in pieces)
     unflatten = _copier("unflatten", sizes, bucket.dtype, dtype, context.device)
     tensors = [context.view(piece.out, piece.elements, dtype) for piece in pieces]
-    launch = unflatten.prepare(bucket, tensors, scale)
+    launch: C.Launch = unflatten.prepare(bucket, tensors, scale)
     unflatten.layout.read_here()
-    return lambda _, out: launch(out)
+    return launch

@@ -21,12 +21,13 @@ from collections.abc import Sequence
 
 import torch
 
+from fastcoll._load import C
 from fastcoll.cuda.algorithms.call import FLOATS, OPS, Call, Topology
 from fastcoll.cuda.algorithms.launches import (
-    Launch,
     Piece,
     PlanContext,
     Prepared,
+    calls,
     copy_in,
     copy_out,
     layout_of,
@@ -64,17 +65,12 @@ def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> P
     address = memory.data_ptr()
     bucket = context.view(address, elements, call.dtype)
     whole = (address, elements)
-    communicator, stream, dtype, op = context.communicator, context.stream, call.dtype, call.op
-
-    def reduce_bucket(_source: int, _out: int) -> None:
-        communicator.issue("all_reduce", dtype, whole, whole, stream, op=op)
-
-    launches = (
+    steps = (
         copy_in(pieces, call.dtype, bucket, context),
-        reduce_bucket,
+        calls([("all_reduce", call.dtype, call.op, -1, whole, whole)]),
         copy_out(pieces, call.dtype, bucket, context, call.scale),
     )
-    return Prepared(launches, tables=True, held=memory)
+    return Prepared(steps, tables=True, held=memory)
 
 
 def refuse_all_to_all(call: Call, topology: Topology) -> str:
@@ -92,7 +88,7 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     """Returns cast, exchange of shares, sum, all-gather and cast back."""
     from fastcoll.kernels.reduce import prepare_reduce
 
-    member = context.communicator.member
+    member = context.member
     wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
     # Whether the message itself is cut into shares; depends only on what is equal on all ranks.
     uncopied = call.wire is None and not call.is_list and call.elements % (ranks * _GRAIN) == 0
@@ -103,8 +99,8 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     received = memory.data_ptr()
     own_share = received + member.rank * share * item
     flat = received + size
-    before: list[Launch] = []
-    behind: list[Launch] = []
+    before: list[C.Launch] = []
+    behind: list[C.Launch] = []
     if not uncopied:
         bucket = context.view(flat, elements, wire)
         before.append(copy_in(pieces, call.dtype, bucket, context))
@@ -123,20 +119,21 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     if ranks == 1 and call.scale == 1.0 and (not uncopied or pieces[0].source == pieces[0].out):
         # the sum of one rank is the cast message
         return Prepared((*before, *behind), tables=not uncopied, held=memory)
-    communicator, stream, nothing = context.communicator, context.stream, (0, 0)
-
-    def exchange(source: int, _out: int) -> None:
-        sent = source if uncopied else flat
-        with communicator.group():
-            for rank in range(ranks):
-                outgoing = (sent + rank * share * item, share)
-                incoming = (received + rank * share * item, share)
-                communicator.issue("send", wire, outgoing, nothing, stream, rank)
-                communicator.issue("recv", wire, nothing, incoming, stream, rank)
-
-    def gather(_source: int, out: int) -> None:
-        gathered = (out if uncopied else flat, ranks * share)
-        communicator.issue("all_gather", wire, (own_share, share), gathered, stream)
-
-    launches = (*before, exchange, lambda _source, _out: summed(), gather, *behind)
-    return Prepared(launches, tables=not uncopied, held=memory)
+    nothing = (0, 0)
+    sent, result = (0, 0) if uncopied else (flat, flat)  # offsets in the message, or addresses
+    exchange = []
+    for rank in range(ranks):
+        part = rank * share * item
+        exchange += [
+            ("send", wire, "", rank, (sent + part, share), nothing),
+            ("recv", wire, "", rank, nothing, (received + part, share)),
+        ]
+    gather = ("all_gather", wire, "", -1, (own_share, share), (result, ranks * share))
+    steps: tuple[C.Launch | C.PlannedCalls, ...] = (
+        *before,
+        calls(exchange, from_source=uncopied),
+        summed,
+        calls([gather], to_out=uncopied),
+        *behind,
+    )
+    return Prepared(steps, tables=not uncopied, held=memory)

@@ -27,10 +27,10 @@ ring: the chunked ring of fastcoll.kernels.ring, through slots of the right neig
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from fastcoll._load import C
 from fastcoll.cuda.algorithms.call import FLOATS, OPS, Call, Topology
 from fastcoll.cuda.algorithms.launches import (
     Piece,
@@ -84,7 +84,8 @@ def prepare_one_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) 
 
     if call.is_list:
         return _in_bucket(call, pieces, context, shares=False)
-    return _staged(one_shot.prepare_all_reduce, call, pieces[0], context)
+    launch = _staged(one_shot.prepare_all_reduce, call, pieces[0], context)
+    return Prepared((launch,), of_count=False)
 
 
 def prepare_two_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
@@ -93,7 +94,8 @@ def prepare_two_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) 
 
     if call.is_list:
         return _in_bucket(call, pieces, context, shares=True)
-    return _staged(two_shot.prepare_all_reduce, call, pieces[0], context)
+    launch = _staged(two_shot.prepare_all_reduce, call, pieces[0], context)
+    return Prepared((launch,), of_count=False)
 
 
 def prepare_ring(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
@@ -105,18 +107,17 @@ def prepare_ring(call: Call, pieces: Sequence[Piece], context: PlanContext) -> P
     scatters = call.collective == "reduce_scatter"
     prepare = ring.prepare_reduce_scatter if scatters else ring.prepare_all_reduce
     if not call.is_list:
-        return _staged(prepare, call, pieces[0], context)
+        return Prepared((_staged(prepare, call, pieces[0], context),))
     elements = layout_of(call.sizes).elements
     memory = context.workspace(elements * call.dtype.itemsize)
     address = memory.data_ptr()
     bucket = context.view(address, elements, call.dtype)
-    (reduce,) = _staged(prepare, call, Piece(address, address, elements), context).launches
-    launches = (
+    steps = (
         copy_in(pieces, call.dtype, bucket, context),
-        lambda _source, _out: reduce(address, address),
+        _staged(prepare, call, Piece(address, address, elements), context).fixed(),
         copy_out(pieces, call.dtype, bucket, context),
     )
-    return Prepared(launches, tables=True, held=memory)
+    return Prepared(steps, tables=True, held=memory)
 
 
 def _gathered(call: Call, piece: Piece, context: PlanContext) -> Prepared:
@@ -130,13 +131,13 @@ def _gathered(call: Call, piece: Piece, context: PlanContext) -> Prepared:
 
 
 def _staged(
-    prepare: Callable[..., Any], call: Call, piece: Piece, context: PlanContext
-) -> Prepared:
+    prepare: Callable[..., C.Launch], call: Call, piece: Piece, context: PlanContext
+) -> C.Launch:
     """Returns the single launch for a tensor at any address; the result of a reduce-scatter is this rank's chunk."""
     assert context.peers is not None
     buffers = context.peers.buffers
     chunks = buffers.world_size if call.collective == "reduce_scatter" else 1
-    launch = prepare(
+    return prepare(
         context.view(piece.source, piece.elements, call.dtype),
         context.view(piece.out, piece.elements // chunks, call.dtype),
         buffers,
@@ -144,7 +145,6 @@ def _staged(
         scale=call.scale,
         wire_dtype=call.wire_dtype,
     )
-    return Prepared((launch,))
 
 
 def _in_bucket(call: Call, pieces: Sequence[Piece], context: PlanContext, shares: bool) -> Prepared:
@@ -166,8 +166,7 @@ def _in_bucket(call: Call, pieces: Sequence[Piece], context: PlanContext, shares
     outs = [context.view(piece.out, piece.elements, call.dtype) for piece in pieces]
     launch = reduce.prepare(outs, op=call.op.lower(), scale=call.scale, shares=shares)
     layout.read_here()
-    launches = (copy_in(pieces, call.dtype, bucket, context), lambda _source, out: launch(out))
-    return Prepared(launches, tables=True)
+    return Prepared((copy_in(pieces, call.dtype, bucket, context), launch), tables=True)
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
