@@ -4,18 +4,18 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fastcoll {
 
 /// The arguments of a kernel in order, its constants left out. A 32-bit argument is the lower half
 /// of its number.
-using KernelArguments = c10::SmallVector<std::int64_t, 24>;
+using KernelArguments = std::vector<std::int64_t>;
 
 class Kernel {
  public:
