@@ -72,7 +72,7 @@ def test_an_interrupt_of_a_call(before):
         made = {"side_effect": KeyboardInterrupt} if before else {"return_value": True}
         with (
             mock.patch.object(AllReduces, "compile", **made),
-            mock.patch.object(AllReduces, "serve", side_effect=KeyboardInterrupt),
+            mock.patch.object(AllReduces, "plan", side_effect=KeyboardInterrupt),
             pytest.raises(KeyboardInterrupt),
         ):
             all_reduce(torch.ones(3, device=DEVICE), group=own, algorithm="nccl")
