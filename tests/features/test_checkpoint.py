@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, network, sharded, train, train_alone
 
 STEPS = 3
@@ -52,9 +53,30 @@ def load_sharded(folder, saved_by):
     assert steps == {STEPS}
 
 
+def save_replicated(folder):
+    model = DistributedDataParallel(network())
+    train(model, STEPS)
+    dcp.save({"model": model.module.state_dict(), "step": STEPS}, checkpoint_id=folder)
+
+
+def load_alone(folder, saved_by):
+    model = network()
+    state = {"model": model.state_dict(), "step": 0}
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    assert_like(model, train_alone(STEPS, saved_by))
+    assert state["step"] == STEPS
+
+
 @pytest.mark.parametrize("in_background", [False, True], ids=["save", "async_save"])
 def test_sharded_state_is_loaded_by_another_number_of_ranks(world, tmp_path, in_background):
     world(2).run(save_sharded, tmp_path, in_background, fresh=True)
     assert list(tmp_path.glob("*.distcp"))
     for size in (2, 3):
         world(size).run(load_sharded, tmp_path, 2, fresh=True)
+
+
+@pytest.mark.full
+def test_replicated_state_is_loaded_by_one_process(world, tmp_path):
+    world(3).run(save_replicated, tmp_path)
+    world(1).run(load_alone, tmp_path, 3)

@@ -56,22 +56,48 @@ def test_mesh_of_two_dimensions():
 
 
 @pytest.mark.parametrize("target", PLACEMENTS)
-@pytest.mark.parametrize("source", [*PLACEMENTS, "partial"])
+@pytest.mark.parametrize("source", PLACEMENTS)
 @on_ranks(3)
 def test_redistribute(source, target):
     """Sizes that the ranks do not divide."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    if source == "partial":
-        tensor = DTensor.from_local(whole() * (dist.get_rank() + 1), mesh, [Partial()])
-        expected = whole() * sum(range(1, dist.get_world_size() + 1))
-    else:
-        tensor, expected = distribute_tensor(whole(), mesh, [PLACEMENTS[source]]), whole()
+    tensor = distribute_tensor(whole(), mesh, [PLACEMENTS[source]])
     moved = tensor.redistribute(mesh, [PLACEMENTS[target]])
     assert moved.placements == (PLACEMENTS[target],)
-    assert_same(moved.full_tensor(), expected)
+    assert_same(moved.full_tensor(), whole())
     if target == "rows":
-        parts = expected.chunk(dist.get_world_size())
+        parts = whole().chunk(dist.get_world_size())
         assert_same(moved.to_local(), parts[dist.get_rank()])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", PLACEMENTS)
+@on_ranks(3)
+def test_partial_sums(target):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    local = whole() * (dist.get_rank() + 1)
+    tensor = DTensor.from_local(local, mesh, [Partial()])
+    size = dist.get_world_size()
+    moved = tensor.redistribute(mesh, [PLACEMENTS[target]])
+    assert_same(moved.full_tensor(), whole() * (size * (size + 1) // 2))
+
+
+@pytest.mark.full
+@on_ranks(4, fresh=True)
+def test_arithmetic_and_gradients():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    random = torch.Generator().manual_seed(0)
+    left = torch.randn(6, 8, generator=random, dtype=torch.double)
+    right = torch.randn(8, 10, generator=random, dtype=torch.double)
+    a = distribute_tensor(left, mesh, [Shard(0), Shard(1)]).requires_grad_()
+    b = distribute_tensor(right, mesh, [Replicate(), Shard(0)]).requires_grad_()
+    product = a @ b
+    product.sin().sum().backward()
+    plain_a, plain_b = left.requires_grad_(), right.requires_grad_()
+    expected = plain_a @ plain_b
+    expected.sin().sum().backward()
+    for ours, theirs in ((product, expected), (a.grad, plain_a.grad), (b.grad, plain_b.grad)):
+        torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tensor", "sequence"])

@@ -8,6 +8,7 @@ from on_ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
+    MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
 )
@@ -31,8 +32,8 @@ TOLERANCE = {torch.double: 1e-10, torch.float: 1e-5, torch.bfloat16: 2e-2}
 @pytest.mark.parametrize(
     ("size", "strategy", "dtype"),
     [
-        (3, "FULL_SHARD", torch.double),
-        (2, "NO_SHARD", torch.float),
+        *((size, "FULL_SHARD", torch.double) for size in (1, 2, 3)),
+        *((2, strategy, torch.float) for strategy in ("SHARD_GRAD_OP", "NO_SHARD")),
     ],
     ids=name_of,
 )
@@ -50,6 +51,32 @@ def test_first_generation(strategy, dtype):
         assert_like(model, alone, TOLERANCE[dtype])
 
 
+@pytest.mark.full
+@on_ranks(2)
+def test_first_generation_mixed():
+    bf16 = torch.bfloat16
+    model = FullyShardedDataParallel(
+        network(torch.float),
+        device_id=torch.device("cpu"),
+        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
+    )
+    train(model, STEPS)
+    with FullyShardedDataParallel.summon_full_params(model):
+        alone = train_alone(STEPS, dist.get_world_size(), model=network(torch.float))
+        assert_like(model, alone, TOLERANCE[bf16])
+
+
+@pytest.mark.full
+@on_ranks(3)
+def test_first_generation_clips_by_the_norm_of_all():
+    model = FullyShardedDataParallel(network(torch.float), device_id=torch.device("cpu"))
+    loss_of(model, dist.get_rank(), 0).backward()
+    norm = model.clip_grad_norm_(0.1)
+    alone = backward_alone(network(torch.float), dist.get_world_size())
+    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=1e-6)
+
+
 def mesh_of(*shape):
     """Of all ranks, or of replicas and shards."""
     if not shape:
@@ -64,19 +91,26 @@ def second_generation(dtype, tolerance, mesh_shape=(), **options):
     assert_like(model, train_alone(STEPS, dist.get_world_size(), model=network(dtype)), tolerance)
 
 
-@pytest.mark.parametrize(
-    ("size", "shape", "options"),
-    [(3, (), {}), (2, (), {"reshard_after_forward": False}), (4, (2, 2), {})],
-    ids=["shards", "kept", "hybrid"],
-)
-@on_ranks(fresh=True)
-def test_second_generation(shape, options):
-    second_generation(torch.float, TOLERANCE[torch.float], shape, **options)
+@pytest.mark.parametrize("dtype", [torch.double, torch.float], ids=name_of)
+@on_ranks(1, 2, 3, fresh=True)
+def test_second_generation(dtype):
+    second_generation(dtype, TOLERANCE[dtype])
 
 
 @on_ranks(2, fresh=True)
-def test_second_generation_mixed():
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+def test_second_generation_without_resharding():
+    second_generation(torch.float, TOLERANCE[torch.float], reshard_after_forward=False)
+
+
+@on_ranks(4, fresh=True)
+def test_second_generation_hybrid():
+    second_generation(torch.float, TOLERANCE[torch.float], (2, 2))
+
+
+@pytest.mark.parametrize("reduced", [torch.float, torch.bfloat16], ids=name_of)
+@on_ranks(2, fresh=True)
+def test_second_generation_mixed(reduced):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     second_generation(torch.float, TOLERANCE[torch.bfloat16], mp_policy=policy)
 
 
@@ -90,3 +124,14 @@ def test_second_generation_divide_factor():
             module.set_gradient_divide_factor(1.5)
     loss_of(model, dist.get_rank(), 0).backward()
     assert_gradients(model, backward_alone(network(torch.float), 3), factor=3 / 1.5)
+
+
+@pytest.mark.full
+@on_ranks(2, fresh=True)
+def test_second_generation_accumulates():
+    model = sharded(network(), mesh=mesh_of())
+    model.set_requires_gradient_sync(False)
+    loss_of(model, dist.get_rank(), 0).backward()
+    model.set_requires_gradient_sync(True)
+    loss_of(model, dist.get_rank(), 1).backward()
+    assert_gradients(model, backward_alone(network(), 2, steps=(0, 1)), rtol=1e-10, atol=1e-10)

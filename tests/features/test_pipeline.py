@@ -1,4 +1,4 @@
-"""Pipeline parallelism: two stages, two schedules."""
+"""Pipeline parallelism: two stages, three schedules."""
 
 import itertools
 
@@ -11,6 +11,7 @@ from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
+    ScheduleInterleaved1F1B,
 )
 from training import assert_gradients, batch, network
 
@@ -54,3 +55,22 @@ def test_two_stages(schedule):
     assert_gradients(stage_model, stages_of(alone, size)[rank], rtol=1e-9, atol=1e-12)
     if rank == size - 1:
         torch.testing.assert_close([one.item() for one in losses], expected)
+
+
+@pytest.mark.full
+@on_ranks(2)
+def test_interleaved():
+    """Four stages on two ranks: each rank has two of them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    models = stages_of(network(), 2 * size)
+    mine = [rank, rank + size]
+    stages = [PipelineStage(models[n], n, 2 * size, torch.device("cpu")) for n in mine]
+    schedule = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss)
+    inputs, labels = batch(0, 0)
+    if rank == 0:
+        schedule.step(inputs)
+    else:
+        schedule.step(target=labels, losses=[])
+    alone, _ = alone_with_loss()
+    for number in mine:
+        assert_gradients(models[number], stages_of(alone, 2 * size)[number], rtol=1e-9, atol=1e-12)
