@@ -1,8 +1,8 @@
 """Self-test of the kernels on this device: known inputs, and a check of every bit of the result.
 
-Triton can be installed and not work: no C compiler, no Python.h, a read-only home folder, an unsupported GPU. A kernel
-can also be wrong on a GPU that has never run it. ``fastcoll.cuda.symmetric.open_region`` runs these tests before a
-group's first call on a device; if one rank fails, all ranks use NCCL.
+Triton can be installed and not work: a read-only home folder, an unsupported GPU, a driver that refuses its code. A
+kernel can also be wrong on a GPU that has never run it. ``fastcoll.cuda.symmetric.open_region`` runs these tests before
+a group's first call on a device; if one rank fails, all ranks use NCCL.
 """
 
 from __future__ import annotations
