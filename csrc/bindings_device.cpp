@@ -54,16 +54,18 @@ PlannedCalls plannedCalls(
 
 void bindKernels(py::module_& m) {
   py::class_<Kernel, std::shared_ptr<Kernel>>(m, "Kernel")
-      .def(py::init([](const c10::Device& device, std::string name, std::string code,
-                       std::string entry, unsigned threads, unsigned sharedBytes) {
-             return translated([&] {
-               return std::shared_ptr<Kernel>(std::make_shared<LoadedKernel>(
-                   device, CompiledKernel{std::move(name), std::move(code), std::move(entry),
-                                          threads, sharedBytes}));
-             });
-           }),
-           py::arg("device"), py::arg("name"), py::arg("code"), py::arg("entry"),
-           py::arg("threads"), py::arg("shared_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          py::init([](const c10::Device& device, std::string name, std::string code,
+                      std::string entry, unsigned threads, unsigned sharedBytes) {
+            const py::gil_scoped_release loading;  // pybind registers what is returned with the GIL
+            return translated([&] {
+              return std::shared_ptr<Kernel>(std::make_shared<LoadedKernel>(
+                  device, CompiledKernel{std::move(name), std::move(code), std::move(entry),
+                                         threads, sharedBytes}));
+            });
+          }),
+          py::arg("device"), py::arg("name"), py::arg("code"), py::arg("entry"), py::arg("threads"),
+          py::arg("shared_bytes"))
       .def_static("interpreted", &interpretedKernel, py::arg("function"));
   py::class_<Launch>(m, "Launch")
       .def(py::init([](std::shared_ptr<Kernel> kernel, std::int64_t programs,

@@ -129,7 +129,7 @@ class BucketLayout:
 
         Call this on every stream whose kernels read the tables. Another stream has usually made them.
         """
-        for table in self._tables.values():
+        for table in list(self._tables.values()):  # another thread may add one
             _read_on_current_stream(table)
 
     def _table(

@@ -120,7 +120,7 @@ class AllReduces:
         Raises:
             ValueError: The forced algorithm, or any algorithm, cannot serve a call.
         """
-        if self.timeout != self._timeout and not recording:
+        if self.timeout != self._timeout:
             self._take_timeout()
         chosen, left = self._chosen(tasks, CallOptions(*given))
         if not chosen:

@@ -216,6 +216,11 @@ def test_the_plan_that_was_not_used_longest_goes_first():
     plans = peer_memory.reduces_of().plans
     assert plans.built == 299 and len(plans.values()) == 256
     device_calls.all_reduce(x, scale=299.0)
+    device_calls.all_reduce(x, scale=44.0)  # the oldest that is kept
     assert plans.built == 299
     device_calls.all_reduce(x, scale=1.0)
     assert plans.built == 300
+    device_calls.all_reduce(x, scale=44.0)
+    assert plans.built == 300, (
+        "the plan that was made first has gone, not the one that was used first"
+    )

@@ -105,13 +105,15 @@ def test_captures_with_a_factor_and_a_new_timeout():
     with capture():
         dist.group.WORLD.set_timeout(timedelta(seconds=17))
         fastcoll.all_reduce_coalesced(scaled, scale=0.25)
-    (plan,) = reduces.plans.pinned
+        fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    (plan,) = reduces.plans.pinned  # once
     assert plan.launches == 2 and reduces.plans.built == built
     assert reduces.region.peers.buffers.spins == spins
     fastcoll.all_reduce_coalesced(scaled, scale=0.25)
     assert reduces.region.peers.buffers.spins == 17 * peer_memory.MAPPER.polls_per_second
     assert reduces.plans.built == built + 1
-    assert all(tensor.cpu().eq(2.0**-3).all() for tensor in scaled)
+    assert len(reduces.plans.pinned) == 1, "a plan of the graph was forgotten with its timeout"
+    assert all(tensor.cpu().eq(2.0**-4).all() for tensor in scaled)
 
 
 def test_a_launch_follows_the_last_of_its_kind():

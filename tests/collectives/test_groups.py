@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import TORCH, backend_of, beyond_gloo, since
+from backend import BACKEND, TORCH, backend_of, beyond_gloo, since
 from on_ranks import on_ranks
 from oracle import assert_alike, assert_same
 from own_threads import thread_names
@@ -219,6 +219,7 @@ def test_split():
         members, timeout=timedelta(seconds=30), opts=options, group_name=f"half{members[0]}"
     )
     assert child.size() == 2 and child.rank() == members.index(dist.get_rank())
+    assert backend.name() == backend_of(child).name() == BACKEND
     tensor = torch.tensor([float(dist.get_rank())])
     child.allreduce([tensor]).wait()
     assert tensor.item() == sum(members)

@@ -161,6 +161,22 @@ void callbacks(Rank& me) {
   }
 }
 
+/// Far more asynchronous collectives than in practice, awaited from the last to the first.
+void manyOutstanding(Rank& me) {
+  Random shared(5);
+  const Engine engine = me.group("outstanding");
+  std::vector<JobRef> open;
+  for (int i = 0; i < 100; ++i) {
+    open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size));
+    engine->submit(open.back());
+  }
+  std::reverse(open.begin(), open.end());
+  for (const auto& job : open) {
+    engine->wait(*job->completion);
+    job->check();
+  }
+}
+
 }  // namespace
 
 std::vector<Test> collectiveTests() {
@@ -170,6 +186,7 @@ std::vector<Test> collectiveTests() {
           {"random collectives", randomCollectives, {2, 3, 5}},
           {"random collectives, sleeping at once", randomSpinning(0), {4}},
           {"random collectives, spinning", randomSpinning(300), {2, 3}},
+          {"many outstanding", manyOutstanding, {2}},
           {"hosts: random collectives", randomOnHosts, {3, 4, 6}, false},
           {"more ranks than cores", randomCollectives, {8}},
           {"callbacks that wait", callbacks, {2, 3}, false}};

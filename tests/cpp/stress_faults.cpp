@@ -165,11 +165,37 @@ void storm(Rank& me) {
   }
 }
 
+/// Rank 0 runs another call. A rank may leave while another one still reads its segments: no rank
+/// may report success.
+void leavesAfterMismatch(Rank& me) {
+  for (int round = 0; round < 6 * effort; ++round) {
+    const Engine engine = me.usedGroup(concat("mismatch", round));
+    Plan plan = sum(round % 2 == 0 ? 100 : 20000);
+    if (me.rank == 0) {
+      switch (round / 2 % 3) {
+        case 0:
+          plan.count += 1;
+          break;
+        case 1:
+          plan.op = ReduceOp::Max;
+          break;
+        default:
+          plan = Plan();  // a barrier
+          break;
+      }
+    }
+    requireFault({"Detected mismatch"}, Milliseconds(2000),
+                 [&] { engine->runInline(job(me, plan)); });
+    if (me.rank % 2 == 0) engine->shutdown();
+  }
+}
+
 }  // namespace
 
 std::vector<Test> faultTests() {
   return {{"abort during a wait", abortDuringWait, {2, 4}},
           {"abort during the rendezvous", abortDuringRendezvous, {2, 3}},
+          {"leaves after a mismatch", leavesAfterMismatch, {2, 3}},
           {"throws inside", throwsInside, {2, 3}},
           {"storm", storm, {2, 3, 4}}};
 }

@@ -19,10 +19,6 @@ from suite_rules import bound
 # --- all ranks killed, then the same job again ---------------------------------------------------
 
 
-APART = 0.3
-"""Seconds between the ranks' second starts: the first ones meet the records of the dead."""
-
-
 def busy(rank: Rank):
     rank.used("same")
     dist.new_group([0, 1, 2])
@@ -33,8 +29,8 @@ def busy(rank: Rank):
         tensor.fill_(1.0)
 
 
-def runs_again(rank: Rank):
-    time.sleep(APART * rank.rank)
+def runs_again(rank: Rank, apart: float):
+    time.sleep(apart * rank.rank)
     start = time.monotonic()
     rank.used("same", timeout=15)
     tensor = torch.ones(1 << 21)
@@ -53,8 +49,12 @@ def shared_memory(pid: int) -> set[str]:
 
 
 @plays(34)
-def test_all_killed_and_run_again_under_the_same_name(jobs):
-    """The store still holds what the dead ranks wrote. Nothing else may be left of them."""
+@pytest.mark.parametrize("apart", [pytest.param(0.0, marks=pytest.mark.full), 0.3])
+def test_all_killed_and_run_again_under_the_same_name(jobs, apart):
+    """The store still holds what the dead ranks wrote. Nothing else may be left of them.
+
+    Ranks that start apart meet the records of the dead; at the same time, all records are stale.
+    """
     job = jobs(3, busy, prefix="rerun/")
     job.hear_all()
     memory = {inode for pid in job.pids.values() for inode in shared_memory(pid)}
@@ -64,9 +64,9 @@ def test_all_killed_and_run_again_under_the_same_name(jobs):
     assert [job.end(rank) for rank in job.pids] == [-9] * 3
     processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     assert [pid for pid in processes if memory & shared_memory(pid)] == [], "held by others"
-    for seconds, left in jobs(3, runs_again, prefix="rerun/").hear_all().values():
+    for seconds, left in jobs(3, runs_again, apart, prefix="rerun/").hear_all().values():
         # Target: as fast as the first time, but for what is stale in the store.
-        in_time(seconds, 2.0 + APART)
+        in_time(seconds, 2.0 + apart)
         assert left == []
 
 

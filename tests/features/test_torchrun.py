@@ -62,9 +62,13 @@ def test_both_hosts_restart_after_a_killed_worker(tmp_path):
 @pytest.mark.full
 @beyond_gloo("fastcoll's own hosts")
 @pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing() or "-")
-def test_shards_inside_and_replicas_between_hosts():
-    """Each host has namespaces of its own, on a switch."""
+def test_hosts_that_see_nothing_of_each_others_processes(tmp_path):
+    """Each host has namespaces of its own, on a switch: shards inside of hosts, then a restart of both."""
     with namespaces.Cluster(2, 0) as cluster:
         printed = torchrun("hybrid_shards.py", cluster=cluster)
+        again = torchrun("die_once.py", tmp_path / "checkpoint", max_restarts=2, cluster=cluster)
+    assert again.count("having started at step 3") == 4
+    expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert_like(trained(tmp_path / "checkpoint"), expected)
     for rank in range(4):
         assert f"rank {rank} shards over ['shm', 'gloo']" in printed
