@@ -109,7 +109,7 @@ class PeerBuffers:
         table: int64 [5, world_size] on the device: addresses of the ranks' flags, staging, slots and state (a rank
             touches only its own state), and of `words`.
         spins: Polls until a wait times out. On a GPU a poll takes about a microsecond. A new limit applies to launches
-            prepared from then on; those prepared before refuse to run.
+            prepared from then on.
         words: As given.
         closed: Whether ``close`` was called.
     """
@@ -215,7 +215,7 @@ class PeerBuffers:
         return self.words is not None and bool(self.words[0])
 
     def close(self) -> None:
-        """Makes this rank's launches on these buffers refuse; call it before the peers' memory is unmapped."""
+        """Refuses to prepare launches on these buffers. Drop those that exist before the peers' memory is unmapped."""
         self.closed = True
 
     def require_open(self) -> None:

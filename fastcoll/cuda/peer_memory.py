@@ -68,11 +68,11 @@ class PeerMemory:
         return max(1, min(int(seconds * polls_per_second), (1 << 63) - 1))
 
     def limit_waits(self, seconds: float) -> None:
-        """Sets the wait limit of launches prepared from now on; launches prepared before then refuse to run."""
+        """Sets the wait limit of launches prepared from now on."""
         self.buffers.spins = self.polls_in(seconds, self._polls_per_second)
 
     def close(self) -> None:
-        """Refuses further launches; call it when no launch is running."""
+        """Refuses to prepare launches; call it when no launch is running and none that exists will run."""
         self.buffers.close()
         self._share.close()
 
