@@ -116,7 +116,9 @@ def test_released():
     dist.barrier()
     before = held()[2]
     tensor = fastcoll.empty_shared(1 << 21).fill_(1.0)
-    assert held()[2] >= before + (8 << 20)
+    assert held()[2] >= before + (
+        7 << 20
+    )  # of 8 MiB: what the start of the group retired may go meanwhile
     del tensor
     assert held()[2] <= before + (1 << 20)
 
