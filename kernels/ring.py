@@ -112,15 +112,8 @@ def prepare_all_reduce(
 ) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
-    Args:
-        source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
-            bfloat16, float64.
-        out: Like `source`; may be `source` itself.
-        peers: The ranks' buffers.
-        op: "sum", "avg", "min", "max" or "product".
-        scale: Factor of the result, applied before rounding.
-        wire_dtype: Dtype in which results travel; None for the dtype of `source`; float16 or bfloat16 for float32.
-            Partial results travel in the accumulate dtype.
+    The arguments are those of ``one_shot.prepare_all_reduce``. The wire dtype is that of results: partial results
+    travel in the accumulate dtype.
 
     Raises:
         RuntimeError: The buffers are closed.

@@ -1,4 +1,4 @@
-"""Applies made-up defects (mutant_table.py) one by one, and reports which tier of the suite finds each.
+"""Applies the defects of mutants_of_cpu.py and mutants_of_gpu.py one by one, and reports which tests find each.
 
     python tests/mutants.py [--only NAME ...] [--list] [--tier named|test|all] [--json FILE]
 
@@ -28,7 +28,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mutant_table import MUTANTS, Mutant
+import mutants_of_cpu
+import mutants_of_gpu
+from mutant import Mutant
+
+MUTANTS = (*mutants_of_cpu.MUTANTS, *mutants_of_gpu.MUTANTS)
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants" / "tree"

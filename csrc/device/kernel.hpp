@@ -59,7 +59,7 @@ struct Pieces {
   std::int64_t grain = 1;     // elements: pieces are multiples of it
   std::int64_t most = 1;      // elements of a piece
   std::int64_t programs = 1;  // at most
-  std::int64_t ranks = 1;     // that one launch runs
+  std::int64_t ranks = 1;     // a launch runs the programs of so many ranks
 };
 
 /// A kernel with its arguments. It can be repeated, and captured in a graph.

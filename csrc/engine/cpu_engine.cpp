@@ -165,9 +165,10 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-/// Admits a call: numbers it and records it in the trace. Returns whether the caller, who asks to
-/// run it `here`, is to do so at once. The trace records the first call that is refused after a
-/// fault. That record distinguishes a late rank from one that did not arrive.
+/// Gives a call its sequence number and records it in the trace, or refuses it. `here`: the caller
+/// wants to run it on its own thread. Returns whether the caller must run it now. The trace also
+/// records the first call that is refused after a fault. That record distinguishes a late rank from
+/// one that did not arrive.
 bool CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task, bool here) {
   const trace::Record* const draft = std::exchange(task.draft, nullptr);
   const std::uint64_t next = sequence_ + 1;

@@ -1,0 +1,147 @@
+"""Defects of calls on device tensors, of kernels, and of training."""
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    # --- device tensors --------------------------------------------------------------------------
+    Mutant(
+        "collective_waits_for_no_callers_stream",
+        "stream order",
+        "csrc/device/device_engine.cpp",
+        "    ready->block(stream);\n",
+        "",
+        ("tests/device/test_device_order.py",),
+    ),
+    Mutant(
+        "tensors_of_another_stream_not_kept",
+        "stream order",
+        "csrc/device/device_engine.cpp",
+        "  if (apart) flight->stash(std::move(used));\n",
+        "",
+        ("tests/device/test_device_order.py",),
+    ),
+    Mutant(
+        "nccl_call_on_the_callers_stream",
+        "NCCL",
+        "csrc/device/device_engine.cpp",
+        "library_->issue(requests, stream, pair, captured);",
+        "library_->issue(requests, calls.front().callers, pair, captured);",
+        ("tests/device/test_device_order.py", "tests/device/test_device_engine.py"),
+    ),
+    Mutant(
+        "bfloat16_has_the_code_of_float16",
+        "NCCL",
+        "csrc/base/dtypes.def",
+        "Floating, true,   9)",
+        "Floating, true,   6)",
+        ("tests/device/test_device_engine.py",),
+    ),
+    Mutant(
+        "failed_nccl_group_not_ended",
+        "NCCL",
+        "csrc/device/nccl.cpp",
+        "  functions_->groupEnd();  // which drops the group\n",
+        "",
+        ("tests/device/test_device_faults.py",),
+    ),
+    Mutant(
+        "device_call_is_never_late",
+        "timeouts",
+        "csrc/device/watchdog.cpp",
+        "if (!ended[i] && late == nullptr && now",
+        "if (!ended[i] && late != nullptr && now",
+        ("tests/device/test_device_faults.py",),
+    ),
+    Mutant(
+        "kernels_of_two_streams_do_not_follow",
+        "stream order",
+        "csrc/device/plans.cpp",
+        "  end.block(stream);\n",
+        "",
+        ("tests/algorithms/test_peer_races.py",),
+    ),
+    # --- kernels ---------------------------------------------------------------------------------
+    Mutant(
+        "tail_is_copied_without_its_mask",
+        "kernels",
+        "kernels/_pieces.py",
+        "    tl.store(pointer(target, TARGET, WIDE) + at, value, mask=there)\n\n\n@triton.jit\ndef copy_piece",
+        "    tl.store(pointer(target, TARGET, WIDE) + at, value)\n\n\n@triton.jit\ndef copy_piece",
+        ("tests/kernels/test_peer_every_rank.py", "tests/kernels/test_peer_exchange.py"),
+    ),
+    Mutant(
+        "ring_reads_the_slot_that_it_sends",
+        "kernels",
+        "kernels/_ring.py",
+        "incoming = own_slots + received % slots * slot_bytes",
+        "incoming = own_slots + sent % slots * slot_bytes",
+        ("tests/kernels/test_peer_exchange.py",),
+    ),
+    Mutant(
+        "staging_halves_do_not_take_turns",
+        "kernels",
+        "kernels/_exchange.py",
+        "(channel * 2 + (number & 1))",
+        "(channel * 2)",
+        ("tests/kernels/test_peer_exchange.py",),
+    ),
+    Mutant(
+        "average_drops_the_scale",
+        "kernels",
+        "kernels/_arithmetic.py",
+        "result = _averaged(result, average)",
+        "result = _averaged(value, average)",
+        ("tests/kernels/test_peer_exchange.py",),
+    ),
+    Mutant(
+        "wait_takes_the_flag_of_the_round_before",
+        "kernels",
+        "kernels/_exchange.py",
+        "missing = wait(mine, there, number, spins, peers, world, rank)",
+        "missing = wait(mine, there, number - 1, spins, peers, world, rank)",
+        ("tests/kernels/test_peer_exchange.py",),
+    ),
+    # --- training --------------------------------------------------------------------------------
+    Mutant(
+        "average_of_sparse_gradients_divided_twice",
+        "DDP",
+        "fastcoll/ddp/hook.py",
+        "dist.all_reduce(buffer, group=settings.process_group, async_op=True)",
+        "dist.all_reduce(buffer, settings.op, group=settings.process_group, async_op=True)",
+        ("tests/ddp/test_uneven.py",),
+    ),
+    Mutant(
+        "each_rank_keeps_its_own_order_of_buckets",
+        "DDP",
+        "fastcoll/ddp/synchronizer.py",
+        "        broadcast_from_first([order], self.process_group, arrived[0].device)\n",
+        "",
+        ("tests/ddp/test_synchronizer.py", "tests/ddp/test_synchronizer_passes.py"),
+    ),
+    Mutant(
+        "staging_buffer_given_out_while_it_is_used",
+        "FSDP",
+        "fastcoll/fsdp/staging.py",
+        " <= 2 * needed and not kept.is_used():",
+        " <= 2 * needed:",
+        ("tests/fsdp/test_fused_fsdp.py",),
+    ),
+    Mutant(
+        "all_devices_are_served_where_one_is_named",
+        "names",
+        "fastcoll/names.py",
+        "{NAME if backend in _replaced else backend}",
+        "{NAME}",
+        ("tests/features/test_names.py::test_only_the_named_backend_of_a_group_of_two_is_served",),
+    ),
+    Mutant(
+        "ballot_waits_for_ever",
+        "votes",
+        "fastcoll/cuda/ballot.py",
+        "        end = time.monotonic() + self._timeout\n\n        def look() -> None:\n",
+        "        def look() -> None:\n            end = time.monotonic() + self._timeout\n",
+        ("tests/algorithms/test_peer_agreement.py",),
+    ),
+)
