@@ -14,7 +14,7 @@ STEPS = 5
 @pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
 @on_ranks(3)
 def test_sharded_adam(view):
-    """Three ranks reach the parameters of one process, and rank 0 collects the same optimizer state."""
+    """Three ranks reach the parameters of one process. Rank 1 collects its optimizer state."""
     model = DistributedDataParallel(network())
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.Adam, lr=0.01, parameters_as_bucket_view=view
