@@ -118,13 +118,20 @@ gpu:
 	'$(PYTHON)' -m fastcoll.bench.gpu_page "$$out" || status=$$?
 	exit $$status
 
-# Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there.
+# Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there. torch finds the backend by the
+# entry points beside the package, as if it were installed.
+define gpu_package
+'$(PYTHON)' setup.py --quiet build_ext --inplace
+$(MAKE) build/package
+'$(PYTHON)' setup.py --quiet egg_info --egg-base build/package
+endef
+
 gpu-engine:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	'$(PYTHON)' setup.py --quiet build_ext --inplace
-	$(MAKE) build/package
+	$(gpu_package)
 	cd build/package
+	export PYTHONPATH=$$PWD
 	status=0
 	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
 	    --junitxml "$$out/tests_engine.xml" || status=$$?
@@ -138,9 +145,9 @@ gpu-engine:
 gpu-gradients:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	'$(PYTHON)' setup.py --quiet build_ext --inplace
-	$(MAKE) build/package
+	$(gpu_package)
 	cd build/package
+	export PYTHONPATH=$$PWD
 	FASTCOLL_ALGO=nccl timeout 350 '$(PYTHON)' -m fastcoll.bench ddp resnet50 gpt2-medium --device cuda --nproc 1 \
 	    --profile --json "$$out/ddp_cuda_1rank.jsonl" \
 	    --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
@@ -148,9 +155,9 @@ gpu-gradients:
 gpu-kernels:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	'$(PYTHON)' setup.py --quiet build_ext --inplace
-	$(MAKE) build/package
+	$(gpu_package)
 	cd build/package
+	export PYTHONPATH=$$PWD
 	status=0
 	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
 	    --junitxml "$$out/tests_kernels.xml" || status=$$?

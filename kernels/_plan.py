@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,7 +69,6 @@ def constexprs(
     }
 
 
-@lru_cache(maxsize=256)
 def double_bits(value: float) -> int:
     """Returns the bits of a float64, an argument without loss for every accumulate dtype."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
