@@ -133,15 +133,25 @@ class PythonLibrary : public DeviceLibrary {
              bool captured) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
     if (communicators_->aborted()) throwAborted();
-    const auto served = pair < 0 ? byKernels(requests, stream, captured) : std::vector<bool>();
-    if (std::find(served.begin(), served.end(), true) == served.end()) {
-      return byNccl(requests, stream, pair);
+    const auto ready = pair < 0 ? forKernels(requests, stream, captured) : std::vector<Ready>();
+    if (ready.empty()) return byNccl(requests, stream, pair);
+    std::vector<bool> served(requests.size());
+    for (const Ready& one : ready) {
+      for (const std::size_t i : one.requests) served[i] = true;
     }
     std::vector<DeviceRequest> left;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       if (!served[i]) left.push_back(requests[i]);
     }
-    if (!left.empty()) byNccl(left, stream, pair);
+    if (!left.empty()) byNccl(left, stream, pair);  // first, because it may refuse a request
+    const auto calls = communicators_->find(stream.device_index(), -1);
+    if (calls == nullptr) throwAborted();
+    const auto plans = plannerOf(stream).plans;
+    for (const Ready& one : ready) {
+      if (captured) plans->pin(one.placed);
+      if (one.placed->plan->usesPeers) plans->follow(stream, captured);
+      one.placed->plan->run(one.placed->places, *calls, stream.native_handle());
+    }
   }
 
   void setTimeout(Milliseconds timeout) override {
@@ -202,31 +212,34 @@ class PythonLibrary : public DeviceLibrary {
     inPython([&] { engine_->attr("refuse")(collectiveName(requests[0].collective)); });
   }
 
-  /// Lets kernels serve their requests. Returns which were served; empty: none.
-  std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
-                              bool captured) {
-    std::vector<bool> served;
+  /// A plan for some of the requests.
+  struct Ready {
+    std::shared_ptr<const PlacedPlan> placed;
+    Indices requests;
+  };
+
+  /// Plans those requests that kernels serve; launches nothing.
+  std::vector<Ready> forKernels(const std::vector<DeviceRequest>& requests,
+                                const c10::Stream& stream, bool captured) {
+    std::vector<Ready> ready;
     const auto own = plannerOf(stream);
     const auto& plans = own.plans;
-    if (plans == nullptr) return served;
-    // What was captured before must go on, so a capture makes no plan anew for another timeout.
+    if (plans == nullptr) return ready;
+    // While a graph captures, nothing is freed.
     if (!captured && plans->outdated.exchange(false)) plans->forget();
     for (const Indices& those : plans->forKernels(requests)) {
       const std::string kind = plans->kindOf(requests, those);
       if (plans->served(kind) == false) continue;
-      const auto placed = place(own, kind, requests, those, stream, captured);
+      auto placed = place(own, kind, requests, those, stream, captured);
       if (placed == nullptr) continue;
-      const Plan& plan = *placed->plan;
-      if (captured) plans->pin(placed);
-      if (plan.usesPeers) plans->follow(stream, captured);
-      const auto calls = communicators_->find(stream.device_index(), -1);
-      if (calls == nullptr) throwAborted();
-      plan.run(placed->places, *calls, stream.native_handle());
-      served.resize(requests.size());
-      for (const std::size_t i : those) served[i] = true;
-      for (const std::size_t i : plan.left) served[those.at(i)] = false;
+      const auto& left = placed->plan->left;
+      Indices served;
+      for (std::size_t i = 0; i < those.size(); ++i) {
+        if (std::find(left.begin(), left.end(), i) == left.end()) served.push_back(those[i]);
+      }
+      if (!served.empty()) ready.push_back({std::move(placed), std::move(served)});
     }
-    return served;
+    return ready;
   }
 
   /// The plan for these requests with their addresses, made if there is none. nullptr: NCCL serves
@@ -239,9 +252,10 @@ class PythonLibrary : public DeviceLibrary {
     const std::int64_t count = requests[those[0]].in.count;
     std::string key = kind, exact;
     append(key, handleOf(stream));
+    key += static_cast<char>(captured);  // a graph and calls outside it share no workspace
     for (const std::size_t i : those) {
       const std::uintptr_t source = requests[i].in.address, out = requests[i].out.address;
-      key += static_cast<char>((source | out) % kAlignment);
+      key += static_cast<char>((source | out) % Plans::kAlignment);
       key += static_cast<char>(source == out);
       append(exact, source);
       append(exact, out);
@@ -250,6 +264,7 @@ class PythonLibrary : public DeviceLibrary {
     exact += key;
     auto plan = plans.find(key, count);
     if (plan == nullptr) {
+      if (const auto known = plans.findPlaced(exact)) return known;
       plan = inPython([&] {
         return own("plan", tasksOf(requests, those), optionsOf(requests[those[0]]),
                    handleOf(stream), captured)
@@ -314,8 +329,6 @@ class PythonLibrary : public DeviceLibrary {
   static std::uintptr_t handleOf(const c10::Stream& stream) {
     return reinterpret_cast<std::uintptr_t>(stream.native_handle());
   }
-
-  static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads
 
   std::unique_ptr<py::object> engine_;
   const std::shared_ptr<Communicators> communicators_;

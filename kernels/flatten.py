@@ -3,7 +3,7 @@
     bucket[offset[t] + i] = cast(scale * tensor[t][i])
 
 One launch for any number of tensors. Bytes: each element is read once and written once, so
-elements * (source itemsize + wire itemsize), and 24 bytes of tables for each block of 4096 elements.
+elements * (source itemsize + wire itemsize), and 24 bytes of tables for each block of 2048 elements.
 Bound: the bandwidth of device memory; a copy of as many bytes takes at least as long.
 """
 

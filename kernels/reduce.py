@@ -4,7 +4,7 @@
 
 Accumulates in float32.
 
-Bytes: elements * (k + 1) * itemsize, and 8 k bytes of addresses for each block of 4096 elements.
+Bytes: elements * (k + 1) * itemsize, and 8 k bytes of addresses for each block of 2048 elements.
 Bound: the bandwidth of device memory.
 """
 

@@ -3,7 +3,7 @@
     tensor[t][i] = cast(scale * bucket[offset[t] + i])
 
 One launch for any number of tensors. Bytes: each element is read once and written once, so
-elements * (wire itemsize + tensor itemsize), and 24 bytes of tables for each block of 4096 elements.
+elements * (wire itemsize + tensor itemsize), and 24 bytes of tables for each block of 2048 elements.
 Bound: the bandwidth of device memory; a copy of as many bytes takes at least as long.
 """
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ __all__ = [
 ]
 
 DEVICE = "recording"
-_FAKE_NCCL = Path(__file__).parent / "fake_nccl"
 
 
 def build() -> Path:
@@ -38,12 +36,9 @@ def build() -> Path:
 
 def build_stand_in() -> Path:
     """Builds only the stand-in."""
-    sys.path.append(str(_FAKE_NCCL))
-    try:
-        from build import build as build_it
-    finally:
-        sys.path.remove(str(_FAKE_NCCL))
-    return build_it()
+    from fake_nccl.build import build
+
+    return build()
 
 
 def stand_in() -> ctypes.CDLL:

@@ -99,7 +99,9 @@ std::vector<Plans::Indices> Plans::forKernels(const std::vector<DeviceRequest>& 
 
 std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const {
   std::string kind;
+  bool forced = kernelBytes == std::numeric_limits<std::int64_t>::max();
   if (const auto& given = requests[those[0]].options) {
+    forced = forced || !given->algorithm.empty();
     kind += static_cast<char>(given->wire ? static_cast<int>(*given->wire) : -1);
     kind += static_cast<char>(given->fuse ? static_cast<int>(*given->fuse) : -1);
     append(kind, given->scale);
@@ -110,9 +112,10 @@ std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indi
     kind += static_cast<char>(one.collective);
     kind += static_cast<char>(one.dtype);
     kind += static_cast<char>(one.op);
-    if (those.size() > 1) {
-      append(kind, one.in.count);
-    } else {
+    if (those.size() > 1 || forced) append(kind, one.in.count);
+    // A forced algorithm may have other kernels for such addresses.
+    if (forced) kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
+    if (those.size() == 1) {
       const auto bytes = one.in.count * wireSize(one);
       kind += static_cast<char>(std::lower_bound(limits_.begin(), limits_.end(), bytes) -
                                 limits_.begin());
@@ -185,7 +188,8 @@ void Plans::follow(const c10::Stream& stream, bool captured) {
   const std::optional<c10::Stream> last = std::exchange(last_[captured], stream);
   if (!last || *last == stream) return;
   // Captured work does not wait for work outside the graph: the user decides when a graph runs.
-  if (captured && !isCaptured(*last)) return;
+  // A stream that is captured by now belongs to the graph.
+  if (isCaptured(*last) != captured) return;
   c10::Event end(stream.device_type());
   end.record(*last);
   end.block(stream);

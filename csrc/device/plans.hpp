@@ -111,6 +111,8 @@ class Plans {
   /// in bytes, at which the choice of the algorithm changes.
   Plans(std::int64_t kernelBytes, std::vector<std::int64_t> limits);
 
+  static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads
+
   const std::int64_t kernelBytes;
   /// Set by any thread: the plans wait for the peers with the timeout of before.
   std::atomic<bool> outdated{false};

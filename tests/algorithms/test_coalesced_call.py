@@ -14,6 +14,7 @@ import torch.distributed as dist
 from device_calls import inputs_of
 from on_ranks import on_ranks
 from test_peer_engine import assert_reduced_lists, lists_of
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
 
@@ -190,6 +191,24 @@ def test_what_cannot_be_is_refused_before_anything_travels():
     part = dist.new_group([0])
     if dist.get_rank() == 1:
         assert fastcoll.all_reduce_coalesced(x, group=part) is None
+
+
+@on_ranks(2, world="peer_world", fresh=True)
+def test_a_batch_that_nccl_refuses_launches_no_kernel():
+    """One call of a batch is a kernel's, and NCCL has no type for the other."""
+    device = torch.device(peer_memory.DEVICE)
+    served, refused = (
+        torch.ones(30, device=device),
+        torch.ones(30, dtype=torch.int16, device=device),
+    )
+    dist.all_reduce(served)
+    recording_device.clear()
+    with pytest.raises(TypeError, match="int16"), _coalescing_manager(device=device):
+        dist.all_reduce(served)
+        dist.all_reduce(refused)
+    assert not recording_device.log("launch")
+    dist.all_reduce(served)
+    assert served.cpu().eq(4).all()
 
 
 @on_ranks(2, world="peer_world", fresh=True)

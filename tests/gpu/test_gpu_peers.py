@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 from device_calls import all_reduce, inputs_of, reduces_of
 from on_ranks import on_ranks
+from peer_memory import table_of
 from suite_rules import bound
 from torch import nn
 from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll
+from fastcoll.cuda.thresholds import Thresholds, device_name
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 
 pytestmark = pytest.mark.gpu
@@ -236,6 +238,8 @@ def test_a_kernel_that_waits_when_its_group_is_destroyed():
 def test_ranks_on_one_device_fall_back():
     """Without the variable ranks that share a GPU map nothing, and say why."""
     del os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"]
+    limits = dict.fromkeys(Thresholds.names(), 1 << 20)
+    os.environ["FASTCOLL_TUNING"] = table_of(device_name(torch.device(DEVICE)), limits)
     group = forced_group("auto")
     x = torch.ones(30, device=DEVICE)
     dist.all_reduce(x, group=group)
