@@ -92,6 +92,62 @@ def _all_reduce() -> list[str]:
     return [*markdown(head, rows), *_source(name, record)]
 
 
+def _all_reduce_16_cores() -> list[str]:
+    names = {ranks: f"all_reduce_cpu_{ranks}ranks_16cores.jsonl" for ranks in (2, 8, 16)}
+    records = {ranks: _record(name) for ranks, name in names.items()}
+    cells: dict[int, list[str]] = {}
+    for record in records.values():
+        for case in record["cases"]:
+            ours, gloo = (medians(case)[name] for name in ("fastcoll", "gloo"))
+            row = cells.setdefault(case["size"], [])
+            row += [f"{ours:.1f}", f"{gloo:.1f}", times_text(gloo / ours)]
+    rows = [[size_text(size), *row] for size, row in cells.items()]
+    titles = [
+        f"{what}, {ranks} ranks"
+        for ranks in records
+        for what in ("fastcoll, us", "gloo, us", "gloo / fastcoll")
+    ]
+    lines = markdown(" | ".join(["message", *titles]), rows)
+    for ranks, record in records.items():
+        lines += _source(names[ranks], record)
+    return lines
+
+
+# Rows of the page; the record has more.
+_KERNELS = re.compile(
+    r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 ranks 256 MiB \S+"
+)
+
+
+def _kernels() -> list[str]:
+    name = "kernels_cuda.jsonl"
+    record = _record(name)
+    rows: list[list[str]] = []
+    fastest = 0.0
+    for case in record["cases"]:
+        if not _KERNELS.fullmatch(case["name"]):
+            continue
+        for candidate, times in case["candidates"].items():
+            graph, eager = (times[way]["median"] for way in ("graph", "eager"))
+            bandwidth = case["bytes"] / graph / 1e3
+            if candidate == "copy":
+                bandwidth = fastest = case["bytes"] / min(graph, eager) / 1e3
+            row = [case["name"], candidate, f"{graph:.1f}", f"{eager:.1f}", f"{bandwidth:.0f}"]
+            rows.append([*row, f"{bandwidth / fastest:.2f}"])
+    head = "work | by | in a graph, us | as calls, us | GB/s | of the copy's"
+    return [*markdown(head, rows, 2), *_source(name, record)]
+
+
+def _engine() -> list[str]:
+    name = "engine_cuda.jsonl"
+    record = _record(name)
+    rows = []
+    for case in record["cases"]:
+        ours, theirs = (case["time"][backend]["median"] for backend in ("fastcoll", "nccl"))
+        rows.append([case["case"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])
+    return [*markdown("call | fastcoll, us | nccl, us | ratio", rows, 1), *_source(name, record)]
+
+
 def _collectives(dtype: str) -> list[str]:
     name = f"collectives{dtype}_cpu_2ranks.jsonl"
     record = _record(name)
@@ -249,6 +305,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
     "docs/benchmarks/one-host.md": {
         "all_reduce": _all_reduce,
+        "all_reduce_16_cores": _all_reduce_16_cores,
         "collectives": partial(_collectives, ""),
         "collectives_bfloat16": partial(_collectives, "_bfloat16"),
     },
@@ -257,6 +314,11 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
         "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),
         "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
+    },
+    "docs/benchmarks/one-gpu.md": {
+        "engine": _engine,
+        "kernels": _kernels,
+        "ddp_cuda": lambda: _ddp("ddp_cuda_1rank.jsonl"),
     },
     "docs/benchmarks/hosts.md": {
         "hosts": lambda: _hosts("1000mbit", tuple(HOSTS)),
