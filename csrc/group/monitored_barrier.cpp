@@ -2,20 +2,36 @@
 // Roster without an id. A rank's text in the round is its record's nonce when it has arrived. Rank
 // 0 posts its text last, as the verdict: its nonce, then "ok" or "missing". The nonces invalidate
 // what an earlier group of the same name left in the store. When a round ends well, all ranks have
-// left the one before, so its keys are deleted.
+// left those before, so their keys are deleted.
 #include <algorithm>
 
 #include "rendezvous.hpp"
 
 namespace fastcoll {
+namespace {
+
+// Between looks for a cancellation while another barrier runs.
+constexpr Milliseconds kSlice{20};
+
+}  // namespace
 
 void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
   const auto& id = memory_.identity();
   const std::string where = errorHead("monitored_barrier", id);
-  const std::lock_guard<std::mutex> alone(barrierMutex_);
-  const std::string before = std::to_string(barrier_);
+  std::unique_lock<std::timed_mutex> alone(barrierMutex_, std::defer_lock);
+  while (!alone.try_lock_for(kSlice)) {
+    throwIfCancelled();
+    if (Clock::now() < deadline) continue;
+    throw Error(ErrorKind::Timeout,
+                concat(where, "Rank ", id.rank, " waited ", timeout.count(),
+                       " ms for another monitoredBarrier of this group to end. Call it from one "
+                       "thread, or raise the timeout."));
+  }
   const std::string round = std::to_string(++barrier_);
+  const auto forget = [this] {
+    for (; barrierKept_ < barrier_; ++barrierKept_) barriers_.erase(std::to_string(barrierKept_));
+  };
   if (timeout.count() <= 0) {
     throw Error(ErrorKind::Timeout,
                 concat(where, "Rank ", id.rank, " timed out in monitoredBarrier after ",
@@ -39,7 +55,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     for (int looks = 0; !(verdict = posted(0)) && Clock::now() < last; pause(looks)) {
       throwIfCancelled();
     }
-    if (verdict == "ok") return barriers_.erase(before);
+    if (verdict == "ok") return forget();
     throw Error(
         ErrorKind::Timeout,
         concat(
@@ -61,7 +77,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
                   missing.end());
     if (missing.empty()) {
       barriers_.post(round, own + "ok");
-      return barriers_.erase(before);
+      return forget();
     }
     if (late) break;
   }

@@ -174,8 +174,9 @@ class Rendezvous {
   const std::int64_t made_ = millisSince1970();
   int next_ = 0;  // the rank that lookAtNext() checked last
   bool saidThatCame_ = false;
-  std::mutex barrierMutex_;  // held by a monitored barrier, so one runs at a time
-  std::uint64_t barrier_ = 0;
+  std::timed_mutex barrierMutex_;  // held by a monitored barrier, so one runs at a time
+  std::uint64_t barrier_ = 0;      // the round of the last call
+  std::uint64_t barrierKept_ = 1;  // the first round whose keys this rank has not deleted
   std::atomic<bool> cancelled_{false};
   mutable std::atomic<std::int64_t> doubted_{0};  // first doubt of a record: ns since boot
   std::vector<GroupRecord> records_;
