@@ -26,13 +26,13 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
   return all;
 }
 
-/// `words`: int64, on the host. It is freed without the GIL.
-void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix,
-                int size) {
+/// `words`: int64, on the host. It is freed without the GIL. `pids`: of the other ranks.
+void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix, int size,
+                const std::map<int, pid_t>& pids) {
   const py::gil_scoped_release released;
   auto* const first = words.data_ptr<std::int64_t>();
   std::shared_ptr<std::int64_t> memory(first, [words](std::int64_t*) {});
-  communicators.addKernels({std::move(memory), std::move(prefix), size});
+  communicators.addKernels({std::move(memory), std::move(prefix), size, pids});
 }
 
 PlannedCalls plannedCalls(
@@ -176,7 +176,8 @@ void bindDevice(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("find", &Communicators::find, py::arg("device"), py::arg("peer"),
            py::call_guard<py::gil_scoped_release>())
-      .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"))
+      .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"),
+           py::arg("pids"))
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
       .def(
           "begin_calls", [](Communicators& all) { all.calling().lock(); },

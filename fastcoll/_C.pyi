@@ -1,6 +1,6 @@
 """The compiled module, csrc/bindings.cpp."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -115,13 +115,16 @@ class Communicators:
     def find(self, device: int, peer: int) -> NcclCalls | None:
         """Returns the calls of a device's communicator, or a pair's; None if there is none or it was aborted."""
 
-    def add_kernels(self, words: torch.Tensor, prefix: str, size: int) -> None:
+    def add_kernels(
+        self, words: torch.Tensor, prefix: str, size: int, pids: Mapping[int, int]
+    ) -> None:
         """Adds the words that end kernels between ranks with the communicators, and that report their faults.
 
         Args:
             words: int64 [2] on the host, as ``fastcoll.kernels.PeerBuffers`` takes them; kept from now on.
             prefix: Prefix of messages.
             size: Number of ranks.
+            pids: Process ids of the other ranks, by rank. If one of them ends, waiting kernels give up.
         """
 
     def abort_all(self) -> None:

@@ -137,6 +137,14 @@ MUTANTS = (
         ("tests/features/test_names.py::test_only_the_named_backend_of_a_group_of_two_is_served",),
     ),
     Mutant(
+        "kernels_wait_on_for_a_process_that_has_ended",
+        "who is missing",
+        "csrc/device/kernel_words.cpp",
+        "    if (!gone_.empty()) endWaits();\n",
+        "",
+        ("tests/algorithms/test_peer_engine_faults.py",),
+    ),
+    Mutant(
         "ballot_waits_for_ever",
         "votes",
         "fastcoll/cuda/ballot.py",

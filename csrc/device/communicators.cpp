@@ -54,9 +54,9 @@ void Communicators::addKernels(KernelWords words) {
   hasKernels_.store(true, std::memory_order_relaxed);
 }
 
-std::string Communicators::kernelError() const {
+std::string Communicators::kernelError() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const KernelWords& one : kernels_) {
+  for (KernelWords& one : kernels_) {
     if (auto fault = one.fault(); !fault.empty()) return fault;
   }
   return "";
@@ -93,7 +93,7 @@ std::vector<Meeting> Communicators::meetings() const {
   return meetings_;
 }
 
-std::string Communicators::asyncError() const {
+std::string Communicators::asyncError() {
   if (auto said = kernelError(); !said.empty()) return said;
   const std::lock_guard<std::mutex> asking(asking_);
   std::vector<One> all;

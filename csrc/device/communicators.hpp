@@ -43,7 +43,7 @@ class Communicators {
   std::timed_mutex& calling() { return calling_; }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   /// The first error that a kernel or the library reports, or "".
-  std::string asyncError() const;
+  std::string asyncError();
   /// The meetings of all communicators ever added.
   std::vector<Meeting> meetings() const;
 
@@ -55,7 +55,7 @@ class Communicators {
     std::string name;
   };
   /// The first fault that a kernel reports, or "".
-  std::string kernelError() const;
+  std::string kernelError();
 
   std::atomic<bool> aborted_{false};
   std::atomic<bool> hasKernels_{false};

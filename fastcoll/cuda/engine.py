@@ -192,7 +192,8 @@ class CudaEngine:
         )
         if region.peers is not None:
             prefix = self._member.says("all_reduce", "")
-            self.communicators.add_kernels(region.peers.buffers.words, prefix, self._member.size)
+            words = region.peers.buffers.words
+            self.communicators.add_kernels(words, prefix, self._member.size, region.pids)
         self.all_reduces[device] = AllReduces(
             communicator.member,
             region,

@@ -16,8 +16,8 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -94,11 +94,13 @@ class Region:
         topology: What the group can do.
         thresholds: Those of rank 0 and its device's name, because devices of other hosts may differ.
         peers: The memory, if it is mapped.
+        pids: Process ids of the other ranks, if it is mapped.
     """
 
     topology: Topology
     thresholds: Thresholds
     peers: PeerMemory | None = None
+    pids: Mapping[int, int] = field(default_factory=dict)
 
 
 def _record(
@@ -240,8 +242,8 @@ def open_region(
             reason = reason or "there is one rank"
         if reason or mapper is None:
             return without(kernels, reason)
-        pids = {rank: record["pid"] for rank, record in enumerate(records)}
-        lives.watch({rank: pid for rank, pid in pids.items() if rank != member.rank})
+        pids = {rank: record["pid"] for rank, record in enumerate(records) if rank != member.rank}
+        lives.watch(pids)
         identities = [record["device"] for record in records]
         share.agree(min(record["channels"] for record in records))
         room = replace(wish.room, channels=share.programs)
@@ -254,7 +256,7 @@ def open_region(
         unless_mapped.pop_all()
     peers.limit_waits(timeout)
     topology = Topology(member.size, kernels, True, wish.room.bucket_bytes)
-    return Region(topology, thresholds, peers)
+    return Region(topology, thresholds, peers, pids)
 
 
 def _try_lists(mapper: Mapper, device: torch.device) -> None:

@@ -2,11 +2,13 @@
 
 import contextlib
 import gc
+import subprocess
 import threading
 import time
 import weakref
 from datetime import timedelta
 from functools import partial
+from unittest import mock
 
 import device_calls
 import peer_memory
@@ -18,6 +20,8 @@ from device_ranks import fault_of, has_failed, until
 from on_ranks import on_ranks
 from peer_memory import DEVICE
 from suite_rules import bound
+
+from fastcoll.cuda import symmetric
 
 
 def error_of_next_call(group):
@@ -48,6 +52,45 @@ def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     named = "expected rank 1 " in text or "Not launched at all on rank 1." in text
     assert named and "a kernel timed out (channel " in text and ", got no sign of it." in text
     assert dist.get_rank() != 1 or "another rank met a fault: rank " in text
+
+
+@on_ranks(2, world="peer_world", fresh=True)
+def test_a_peer_that_ends_is_named_long_before_the_timeout():
+    """Rank 1 says that a child is its process, and ends the child: of the two, only the name is wrong."""
+    group = dist.new_group(timeout=timedelta(seconds=300))
+    x = torch.ones(700, device=DEVICE)
+    with contextlib.ExitStack() as stack:
+        child = subprocess.Popen(["sleep", "600"])
+        stack.callback(child.wait)
+        stack.callback(child.kill)
+        if dist.get_rank() == 1:
+            record = symmetric._record
+            stack.enter_context(
+                mock.patch.object(
+                    symmetric, "_record", lambda *given: {**record(*given), "pid": child.pid}
+                )
+            )
+        dist.all_reduce(x, group=group)
+    # A kernel that has all that it waits for is no fault, whoever has ended.
+    assert x.cpu().eq(2).all() and not has_failed(group)
+    start = time.monotonic()
+    if dist.get_rank() == 0:
+        dist.all_reduce(x, group=group, async_op=True)
+    until(lambda: has_failed(group))
+    text = error_of_next_call(group)
+    assert time.monotonic() - start < bound(10)
+    if dist.get_rank() == 0:
+        assert (
+            f"rank 1 (process {peer_of(group)} of this host) has ended while a kernel waited"
+            in text
+        )
+        assert "expected rank 1 to have its message ready" in text
+    else:
+        assert "another rank met a fault: rank 0: " in text and " has ended" in text
+
+
+def peer_of(group):
+    return peer_memory.reduces_of(group).region.pids[1]
 
 
 @on_ranks(2, world="peer_world")
