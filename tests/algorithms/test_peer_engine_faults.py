@@ -71,7 +71,7 @@ def test_a_peer_that_ends_is_named_long_before_the_timeout():
                 )
             )
         dist.all_reduce(x, group=group)
-    # A kernel that has all that it waits for is no fault, whoever has ended.
+    # This kernel got all its peers' signals before the process ended, so the group has no fault.
     assert x.cpu().eq(2).all() and not has_failed(group)
     start = time.monotonic()
     if dist.get_rank() == 0:
