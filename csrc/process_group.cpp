@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "calls/checks.hpp"
-#include "engine/worker_pool.hpp"
+#include "cpu/worker_pool.hpp"
 #include "reduce/reduce.hpp"
-#include "shared_allocator.hpp"
-#include "store_adapter.hpp"
+#include "torch/shared_allocator.hpp"
+#include "torch/store_adapter.hpp"
 
 namespace fastcoll {
 namespace {

@@ -1,9 +1,9 @@
 // The c10d::Backend of fastcoll. It validates each call, turns its tensors into a request, and
 // gives it to the engine of their device.
 //
-// process_group.cpp   life, options, groups, abort
-// calls/              the calls, their launch on the CPU, and their records in the trace
-// on_device.cpp       launching on a device with streams
+// process_group.cpp         life, options, groups, abort
+// process_group_device.cpp  launching on a device with streams
+// calls/                    the calls, their launch on the CPU, and their records in the trace
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,17 +19,17 @@
 
 #include "base/log.hpp"
 #include "base/weak_registry.hpp"
+#include "calls/message_numbers.hpp"
 #include "calls/reduction.hpp"
-#include "device/device_engine.hpp"
-#include "engine/abort_hooks.hpp"
-#include "engine/cpu_engine.hpp"
-#include "message_numbers.hpp"
+#include "cpu/abort_hooks.hpp"
+#include "cpu/cpu_engine.hpp"
+#include "cuda/device_engine.hpp"
 #include "network/gloo.hpp"
-#include "options.hpp"
-#include "tensors.hpp"
-#include "timeout_extensions.hpp"
-#include "torch_error.hpp"
-#include "work.hpp"
+#include "torch/error.hpp"
+#include "torch/options.hpp"
+#include "torch/tensors.hpp"
+#include "torch/timeout_extensions.hpp"
+#include "torch/work.hpp"
 
 namespace fastcoll {
 
@@ -216,7 +216,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
     }
   }
   void shareTensors() const;
-  // on_device.cpp
+  // process_group_device.cpp
   std::shared_ptr<DeviceEngine> device() const;
   /// The device engine, if there is one. No other can be made after this call.
   std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);

@@ -1,4 +1,4 @@
-"""The compiled module, csrc/bindings.cpp."""
+"""The compiled module, csrc/bindings/module.cpp."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -55,7 +55,7 @@ class NcclFunctions:
         """Returns NCCL's text for a status, NCCL's text for the last error, and the remedy."""
 
 class NcclCalls:
-    """The calls of one communicator; see csrc/device/nccl.hpp. The GIL is free during each.
+    """The calls of one communicator; see csrc/cuda/nccl.hpp. The GIL is free during each.
 
     Args:
         functions: Functions of the library.
@@ -140,7 +140,7 @@ class Communicators:
     def aborted(self) -> bool: ...
 
 class Kernel:
-    """Machine code that the CUDA driver has loaded on a device; see csrc/device/kernel.hpp.
+    """Machine code that the CUDA driver has loaded on a device; see csrc/cuda/kernel.hpp.
 
     Raises:
         DistBackendError: There is no driver, or it cannot load the code.
@@ -162,7 +162,7 @@ class Kernel:
         """Returns a kernel that is a function on the host of the number of programs and the arguments."""
 
 class Launch:
-    """A kernel with its arguments; see csrc/device/kernel.hpp. `pieces`: the fields of ``Pieces`` there."""
+    """A kernel with its arguments; see csrc/cuda/kernel.hpp. `pieces`: the fields of ``Pieces`` there."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Launch:
         """
 
 class PlannedCalls:
-    """Calls of NCCL in a plan; see csrc/device/plans.hpp."""
+    """Calls of NCCL in a plan; see csrc/cuda/plans.hpp."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class PlannedCalls:
         """Takes indices of collective, dtype and operation, the other rank, and address and elements of both sides."""
 
 class PlanPart:
-    """One algorithm's part of a plan; see csrc/device/plans.hpp."""
+    """One algorithm's part of a plan; see csrc/cuda/plans.hpp."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class PlanPart:
     def algorithm(self) -> str: ...
 
 class Plan:
-    """The steps for a kind of call; see csrc/device/plans.hpp."""
+    """The steps for a kind of call; see csrc/cuda/plans.hpp."""
 
     def __init__(
         self, parts: Sequence[PlanPart], left: Sequence[int], uses_peers: bool, of_count: bool
@@ -222,7 +222,7 @@ class Plan:
         """Number of steps."""
 
 class Plans:
-    """The plans of one group on one device; see csrc/device/plans.hpp."""
+    """The plans of one group on one device; see csrc/cuda/plans.hpp."""
 
     def __init__(self, kernel_bytes: int, limits: Sequence[int]) -> None: ...
     @property
@@ -525,7 +525,7 @@ def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""
 
 def reduces_in_one_step(hosts: int, partial: int, result: int, link_bytes: int) -> bool:
-    """Returns whether a sum between hosts takes one step, not two: csrc/hosts/selector.hpp."""
+    """Returns whether a sum between hosts takes one step, not two: csrc/cpu/hosts/selector.hpp."""
 
 def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
     """Returns the algorithm of a broadcast between hosts: "flat", "scatter_all_gather" or "chain"."""

@@ -4,7 +4,7 @@
 
 The first ranks of the first two hosts send a message there and back, a short one and a long one in turns. Half of a
 round trip takes latency + bytes / bandwidth: Hockney, "The communication challenge for MPP", Parallel Computing 20
-(1994). The selector between hosts needs latency times bandwidth (csrc/hosts/selector.hpp). Every host gets the same
+(1994). The selector between hosts needs latency times bandwidth (csrc/cpu/hosts/selector.hpp). Every host gets the same
 table: that of the first host, with the new link.
 """
 

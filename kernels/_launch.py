@@ -1,4 +1,4 @@
-"""How a kernel is launched: Triton compiles it once, and C++ launches its machine code (csrc/device/kernel.hpp).
+"""How a kernel is launched: Triton compiles it once, and C++ launches its machine code (csrc/cuda/kernel.hpp).
 
 Nothing of Triton takes part in a launch, so no release's launch interface matters, and no C compiler is needed at run
 time. Interpreted kernels take the same way: there C++ calls ``_interpret``.

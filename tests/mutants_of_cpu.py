@@ -9,7 +9,7 @@ MUTANTS = (
     Mutant(
         "signature_without_root",
         "signatures",
-        "csrc/transport/segment_stream.cpp",
+        "csrc/shm/segment_stream.cpp",
         "theirs.root == mine.root && counts && factors;",
         "counts && factors;",
         ("tests/faults/test_mismatch.py",),
@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         "a_rank_that_waits_is_called_late",
         "who is missing",
-        "csrc/transport/segment_stream.cpp",
+        "csrc/shm/segment_stream.cpp",
         "    time = 3 * grace_;\n",
         "    return Milliseconds{0};\n",
         (
@@ -28,7 +28,7 @@ MUTANTS = (
     Mutant(
         "ring_reused_a_segment_early",
         "credits",
-        "csrc/transport/segment_stream.cpp",
+        "csrc/shm/segment_stream.cpp",
         "if (segment.end > ring) awaitConsumed(segment.end - ring);",
         "if (segment.begin > ring) awaitConsumed(segment.begin - ring);",
         ("tests/transport/test_stores.py", "tests/collectives/test_collectives.py"),
@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "consumed_before_it_is_read",
         "credits",
-        "csrc/algorithms/pipeline.hpp",
+        "csrc/cpu/algorithms/pipeline.hpp",
         "    drain(s, segment);\n    stream.consume(segment);\n",
         "    stream.consume(segment);\n    drain(s, segment);\n",
         ("tests/transport/test_stores.py", "tests/collectives/test_collectives.py"),
@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "pair_ring_filled_to_the_last_line",
         "credits",
-        "csrc/transport/pair_ring.hpp",
+        "csrc/cpu/point_to_point/pair_ring.hpp",
         "PairRecord::size(length) + PairRecord::kLine;",
         "PairRecord::size(length);",
         ("tests/collectives/test_p2p.py",),
@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "second_half_behind_the_peers_length",
         "staging",
-        "csrc/algorithms/exchange.hpp",
+        "csrc/cpu/algorithms/exchange.hpp",
         "in_.read(cut_.offset(s) + published + at,",
         "in_.read(cut_.offset(s) + incoming + at,",
         ("tests/collectives/test_exchange.py",),
@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "ring_freed_while_peers_may_write",
         "retirement",
-        "csrc/transport/group_memory.cpp",
+        "csrc/shm/group_memory.cpp",
         "aborted() ? giveBack(large) : arena().release(large);",
         "arena().release(large);",
         ("tests/faults/test_late_writer.py",),
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "memory_of_groups_never_freed",
         "retirement",
-        "csrc/transport/arena.cpp",
+        "csrc/shm/arena.cpp",
         "  punch(offset, extent.bytes);\n  if (extent.state",
         "  if (extent.state",
         ("tests/transport/test_shared_memory.py",),
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "barrier_waits_for_no_one",
         "algorithms",
-        "csrc/algorithms/barrier.cpp",
+        "csrc/cpu/algorithms/barrier.cpp",
         "  stream.awaitArrivals();\n",
         "",
         ("tests/collectives/test_barrier.py",),
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "uneven_split_read_by_the_own_stride",
         "algorithms",
-        "csrc/algorithms/all_to_all.cpp",
+        "csrc/cpu/algorithms/all_to_all.cpp",
         "const Strided theirs(stream.signatureOf(peer).longest, ranks, kFirst);",
         "const Strided theirs(longest, ranks, kFirst);",
         ("tests/collectives/test_collectives.py",),
@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "scatter_takes_the_roots_place",
         "algorithms",
-        "csrc/algorithms/rooted.cpp",
+        "csrc/cpu/algorithms/rooted.cpp",
         "strided.place(request.root, stream.rank())",
         "strided.place(stream.rank(), request.root)",
         ("tests/collectives/test_collectives.py",),
@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         "receive_matches_any_tag",
         "point-to-point",
-        "csrc/engine/point_to_point_receiving.cpp",
+        "csrc/cpu/point_to_point/receiving.cpp",
         "return (op->peer == rank || op->peer == kAnySource) && op->tag == message.tag;",
         "return op->peer == rank || op->peer == kAnySource;",
         ("tests/collectives/test_p2p.py",),
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "receive_is_done_with_its_first_piece",
         "engine",
-        "csrc/engine/point_to_point_receiving.cpp",
+        "csrc/cpu/point_to_point/receiving.cpp",
         "    if (op->moved_ < op->unasked_) return;\n",
         "",
         ("tests/collectives/test_p2p.py",),
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "stall_of_a_rank_that_came_has_no_limit",
         "timeouts",
-        "csrc/transport/segment_stream.cpp",
+        "csrc/shm/segment_stream.cpp",
         "  Milliseconds time = 2 * grace_;\n",
         "  Milliseconds time = std::chrono::hours(24);\n",
         ("tests/faults/test_silence.py",),
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "abort_record_of_the_last_rank_not_written",
         "aborts",
-        "csrc/transport/group_memory.cpp",
+        "csrc/shm/group_memory.cpp",
         "for (int peer = 0; peer < identity_.size; ++peer) {\n    if (listens(peer)) told",
         "for (int peer = 0; peer + 1 < identity_.size; ++peer) {\n    if (listens(peer)) told",
         ("tests/faults/test_first_cause.py", "tests/faults/test_mismatch.py"),
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "rank_that_is_waited_for_named_in_place_of_the_dead",
         "aborts",
-        "csrc/transport/segment_stream.cpp",
+        "csrc/shm/segment_stream.cpp",
         "stopCause_ = memory_.causeOfSilence(memberOf(peer),",
         "stopCause_ = memory_.causeOfSilence(memberOf(awaited_),",
         ("tests/faults/test_death.py",),
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "dead_rank_not_noticed",
         "aborts",
-        "csrc/transport/segment_stream.cpp",
+        "csrc/shm/segment_stream.cpp",
         "if (memory_.isDead(memberOf(peer)) || memory_.hasLeft(memberOf(peer))) {",
         "if (memory_.hasLeft(memberOf(peer))) {",
         ("tests/faults/test_death.py",),
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "counts_of_a_host_for_those_of_its_leader",
         "hosts",
-        "csrc/hosts/links.cpp",
+        "csrc/cpu/hosts/links.cpp",
         "counts[hosts_.leader(host)]",
         "counts[host]",
         ("tests/transport/test_hosts.py",),
@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         "uneven_split_expects_what_is_given",
         "hosts",
-        "csrc/hosts/outbound_blocks.hpp",
+        "csrc/cpu/hosts/outbound_blocks.hpp",
         "given(sender, target) : expected(receiver, source);",
         "given(sender, target) : given(receiver, source);",
         ("tests/transport/test_hosts.py",),
@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         "leader_leaves_without_a_close_notice",
         "hosts",
-        "csrc/hosts/links.cpp",
+        "csrc/cpu/hosts/links.cpp",
         "    peer.leaving = peer.connection->send(&peer.closeNotice, sizeof(Head), kFrames);\n",
         "",
         ("tests/faults/test_leaving_across_hosts.py",),
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "average_between_hosts_divided_by_hosts",
         "hosts",
-        "csrc/hosts/partial_sum.cpp",
+        "csrc/cpu/hosts/partial_sum.cpp",
         "static_cast<double>(subtrees_.size()) : hosts.size())",
         "static_cast<double>(subtrees_.size()) : hosts.count())",
         ("tests/transport/test_hosts.py",),

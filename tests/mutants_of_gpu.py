@@ -9,7 +9,7 @@ MUTANTS = (
     Mutant(
         "collective_waits_for_no_callers_stream",
         "stream order",
-        "csrc/device/device_engine.cpp",
+        "csrc/cuda/device_engine.cpp",
         "    ready->block(stream);\n",
         "",
         ("tests/device/test_device_order.py",),
@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         "tensors_of_another_stream_not_kept",
         "stream order",
-        "csrc/device/device_engine.cpp",
+        "csrc/cuda/device_engine.cpp",
         "  if (apart) flight->stash(std::move(used));\n",
         "",
         ("tests/device/test_device_order.py",),
@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         "nccl_call_on_the_callers_stream",
         "NCCL",
-        "csrc/device/device_engine.cpp",
+        "csrc/cuda/device_engine.cpp",
         "library_->issue(requests, stream, pair, captured);",
         "library_->issue(requests, calls.front().callers, pair, captured);",
         ("tests/device/test_device_order.py", "tests/device/test_device_engine.py"),
@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         "failed_nccl_group_not_ended",
         "NCCL",
-        "csrc/device/nccl.cpp",
+        "csrc/cuda/nccl.cpp",
         "  functions_->groupEnd();  // which drops the group\n",
         "",
         ("tests/device/test_device_faults.py",),
@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         "device_call_is_never_late",
         "timeouts",
-        "csrc/device/watchdog.cpp",
+        "csrc/cuda/watchdog.cpp",
         "if (!ended[i] && late == nullptr && now",
         "if (!ended[i] && late != nullptr && now",
         ("tests/device/test_device_faults.py",),
@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "kernels_of_two_streams_do_not_follow",
         "stream order",
-        "csrc/device/plans.cpp",
+        "csrc/cuda/plans.cpp",
         "  end.block(stream);\n",
         "",
         ("tests/algorithms/test_peer_races.py",),
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "kernels_wait_on_for_a_process_that_has_ended",
         "who is missing",
-        "csrc/device/kernel_words.cpp",
+        "csrc/cuda/kernel_words.cpp",
         "    if (!gone_.empty()) endWaits();\n",
         "",
         ("tests/algorithms/test_peer_engine_faults.py",),

@@ -1,4 +1,4 @@
-#include "cores.hpp"
+#include "base/cores.hpp"
 
 #include <sched.h>
 

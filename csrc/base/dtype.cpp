@@ -1,4 +1,4 @@
-#include "dtype.hpp"
+#include "base/dtype.hpp"
 
 #include <iterator>
 
@@ -19,7 +19,7 @@ struct Row {
 constexpr Row kRows[] = {
 #define DTYPE(name, torch, text, bytes, part, kind, summed, nccl) \
   {text, bytes, DType::part, Kind::kind, summed, nccl},
-#include "dtypes.def"
+#include "base/dtypes.def"
 #undef DTYPE
 };
 

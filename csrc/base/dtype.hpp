@@ -9,7 +9,7 @@ namespace fastcoll {
 
 enum class DType : std::uint8_t {
 #define DTYPE(name, ...) name,
-#include "dtypes.def"
+#include "base/dtypes.def"
 #undef DTYPE
 };
 

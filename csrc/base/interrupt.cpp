@@ -1,4 +1,4 @@
-#include "interrupt.hpp"
+#include "base/interrupt.hpp"
 
 #include <sys/syscall.h>
 #include <unistd.h>

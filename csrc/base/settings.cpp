@@ -1,11 +1,11 @@
-#include "settings.hpp"
+#include "base/settings.hpp"
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdlib>
 
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace fastcoll {
 namespace {

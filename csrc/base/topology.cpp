@@ -1,4 +1,4 @@
-#include "topology.hpp"
+#include "base/topology.hpp"
 
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace fastcoll {
 namespace {

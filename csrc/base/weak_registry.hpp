@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "fork.hpp"
+#include "base/fork.hpp"
 
 namespace fastcoll {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tensors.hpp"
+#include "torch/tensors.hpp"
 
 namespace fastcoll {
 

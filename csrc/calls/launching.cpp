@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "process_group.hpp"
-#include "work_registry.hpp"
+#include "torch/work_registry.hpp"
 
 namespace fastcoll {
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "tensors.hpp"
+#include "torch/tensors.hpp"
 
 namespace fastcoll {
 

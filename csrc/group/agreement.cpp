@@ -3,8 +3,8 @@
 #include <cstring>
 #include <thread>
 
-#include "../base/settings.hpp"
-#include "rendezvous.hpp"
+#include "base/settings.hpp"
+#include "group/rendezvous.hpp"
 
 namespace fastcoll {
 namespace {

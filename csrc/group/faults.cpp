@@ -1,4 +1,4 @@
-#include "faults.hpp"
+#include "group/faults.hpp"
 
 #include <cctype>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "../base/utf8.hpp"
+#include "base/utf8.hpp"
 
 namespace fastcoll {
 namespace {

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "../base/clock.hpp"
-#include "../base/error.hpp"
-#include "../base/store.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/store.hpp"
 
 namespace fastcoll {
 

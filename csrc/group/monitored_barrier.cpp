@@ -5,7 +5,7 @@
 // left those before, so their keys are deleted.
 #include <algorithm>
 
-#include "rendezvous.hpp"
+#include "group/rendezvous.hpp"
 
 namespace fastcoll {
 namespace {

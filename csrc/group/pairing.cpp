@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <thread>
 
-#include "../base/settings.hpp"
-#include "rendezvous.hpp"
+#include "base/settings.hpp"
+#include "group/rendezvous.hpp"
 
 namespace fastcoll {
 namespace {

@@ -1,4 +1,4 @@
-#include "rendezvous.hpp"
+#include "group/rendezvous.hpp"
 
 #include <fcntl.h>
 #include <sys/types.h>
@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../base/hash.hpp"
-#include "../base/interrupt.hpp"
-#include "../base/settings.hpp"
+#include "base/hash.hpp"
+#include "base/interrupt.hpp"
+#include "base/settings.hpp"
 
 namespace fastcoll {
 namespace {

@@ -23,14 +23,14 @@
 #include <string>
 #include <vector>
 
-#include "../base/clock.hpp"
-#include "../base/cores.hpp"
-#include "../base/error.hpp"
-#include "../base/store.hpp"
-#include "../transport/group_memory.hpp"
-#include "faults.hpp"
-#include "hosts.hpp"
-#include "roster.hpp"
+#include "base/clock.hpp"
+#include "base/cores.hpp"
+#include "base/error.hpp"
+#include "base/store.hpp"
+#include "group/faults.hpp"
+#include "group/hosts.hpp"
+#include "group/roster.hpp"
+#include "shm/group_memory.hpp"
 
 namespace fastcoll {
 

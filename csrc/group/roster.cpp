@@ -1,4 +1,4 @@
-#include "roster.hpp"
+#include "group/roster.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "../base/hash.hpp"
+#include "base/hash.hpp"
 
 namespace fastcoll {
 namespace {

@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "../base/error.hpp"
-#include "../base/store.hpp"
+#include "base/error.hpp"
+#include "base/store.hpp"
 
 namespace fastcoll {
 

@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
-#include "../base/clock.hpp"
-#include "../base/error.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
 
 namespace fastcoll {
 

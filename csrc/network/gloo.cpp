@@ -1,4 +1,4 @@
-#include "gloo.hpp"
+#include "network/gloo.hpp"
 
 #include <ATen/ATen.h>
 #include <fcntl.h>
@@ -15,9 +15,9 @@
 #include <thread>
 #include <utility>
 
-#include "../base/fork.hpp"
-#include "../base/thread.hpp"
-#include "polling_store.hpp"
+#include "base/fork.hpp"
+#include "base/thread.hpp"
+#include "network/polling_store.hpp"
 
 namespace fastcoll {
 namespace {

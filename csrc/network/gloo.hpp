@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "connection.hpp"
-#include "loop_sockets.hpp"
+#include "network/connection.hpp"
+#include "network/loop_sockets.hpp"
 
 namespace fastcoll {
 

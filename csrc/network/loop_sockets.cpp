@@ -1,4 +1,4 @@
-#include "loop_sockets.hpp"
+#include "network/loop_sockets.hpp"
 
 #include <dirent.h>
 #include <linux/sockios.h>
@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-#include "../base/error.hpp"
+#include "base/error.hpp"
 
 namespace fastcoll {
 namespace {

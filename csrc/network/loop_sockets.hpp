@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "../base/clock.hpp"
+#include "base/clock.hpp"
 
 namespace fastcoll {
 

@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "../base/clock.hpp"
-#include "../base/error.hpp"
-#include "../base/interrupt.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/interrupt.hpp"
 
 namespace fastcoll {
 

@@ -1,7 +1,7 @@
 // The one table that each per-ISA unit exports; reduce.cpp selects a table at run time.
 #pragma once
 
-#include "reduce.hpp"
+#include "reduce/reduce.hpp"
 
 namespace fastcoll {
 

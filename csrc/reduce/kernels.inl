@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "isa.hpp"
+#include "reduce/isa.hpp"
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "csrc/reduce must be built without -ffast-math: NaN, Inf, -0 and the order of sums are kept"
@@ -31,12 +31,12 @@ namespace fastcoll {
 namespace {
 
 // clang-format off: each file uses the files before it
-#include "lanes.inl"
-#include "float_formats.inl"
-#include "float_kernels.inl"
-#include "integer_kernels.inl"
-#include "loops.inl"
-#include "wire_kernels.inl"
+#include "reduce/lanes.inl"
+#include "reduce/float_formats.inl"
+#include "reduce/float_kernels.inl"
+#include "reduce/integer_kernels.inl"
+#include "reduce/loops.inl"
+#include "reduce/wire_kernels.inl"
 // clang-format on
 
 template <class Format, bool kComplex>

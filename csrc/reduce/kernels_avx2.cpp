@@ -12,7 +12,7 @@
 
 #define FASTCOLL_VECTOR_BYTES 32
 #define FASTCOLL_KERNELS kernelsAvx2
-#include "kernels.inl"
+#include "reduce/kernels.inl"
 
 #if defined(__clang__)
 #pragma clang attribute pop

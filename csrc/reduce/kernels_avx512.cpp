@@ -13,7 +13,7 @@
 
 #define FASTCOLL_VECTOR_BYTES 64
 #define FASTCOLL_KERNELS kernelsAvx512
-#include "kernels.inl"
+#include "reduce/kernels.inl"
 
 #if defined(__clang__)
 #pragma clang attribute pop

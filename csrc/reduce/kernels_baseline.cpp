@@ -9,4 +9,4 @@
 
 #define FASTCOLL_VECTOR_BYTES 16
 #define FASTCOLL_KERNELS kernelsBaseline
-#include "kernels.inl"
+#include "reduce/kernels.inl"

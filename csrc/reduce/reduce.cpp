@@ -1,6 +1,6 @@
 // Selects the instruction set once, returns its kernels, and explains in an error why one is
 // missing.
-#include "reduce.hpp"
+#include "reduce/reduce.hpp"
 
 #include <atomic>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include <cpuid.h>
 #endif
 
-#include "../base/error.hpp"
-#include "isa.hpp"
+#include "base/error.hpp"
+#include "reduce/isa.hpp"
 
 namespace fastcoll {
 namespace {

@@ -22,7 +22,7 @@
 
 #include <cstddef>
 
-#include "../base/dtype.hpp"
+#include "base/dtype.hpp"
 
 namespace fastcoll {
 

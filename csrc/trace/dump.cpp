@@ -14,10 +14,10 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../base/error.hpp"
-#include "../base/topology.hpp"
-#include "pickle.hpp"
-#include "recorder.hpp"
+#include "base/error.hpp"
+#include "base/topology.hpp"
+#include "trace/pickle.hpp"
+#include "trace/recorder.hpp"
 
 namespace fastcoll::trace {
 namespace {

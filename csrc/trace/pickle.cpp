@@ -1,9 +1,9 @@
-#include "pickle.hpp"
+#include "trace/pickle.hpp"
 
 #include <cstring>
 #include <limits>
 
-#include "../base/utf8.hpp"
+#include "base/utf8.hpp"
 
 namespace fastcoll::trace {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../base/dtype.hpp"
+#include "base/dtype.hpp"
 
 namespace fastcoll::trace {
 

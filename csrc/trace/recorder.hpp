@@ -8,9 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ring.hpp"
-#include "ticks.hpp"
-#include "trace.hpp"
+#include "trace/ring.hpp"
+#include "trace/ticks.hpp"
+#include "trace/trace.hpp"
 
 namespace fastcoll::trace {
 

@@ -1,4 +1,4 @@
-#include "ring.hpp"
+#include "trace/ring.hpp"
 
 #include <cstddef>
 #include <cstring>

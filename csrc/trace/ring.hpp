@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "record.hpp"
+#include "trace/record.hpp"
 
 namespace fastcoll::trace {
 

@@ -1,4 +1,4 @@
-#include "ticks.hpp"
+#include "trace/ticks.hpp"
 
 #include <fstream>
 #include <string>

@@ -9,7 +9,7 @@
 #include <x86intrin.h>
 #endif
 
-#include "../base/clock.hpp"
+#include "base/clock.hpp"
 
 namespace fastcoll::trace {
 

@@ -1,14 +1,14 @@
-#include "trace.hpp"
+#include "trace/trace.hpp"
 
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
-#include "../base/error.hpp"
-#include "../base/fork.hpp"
-#include "../base/log.hpp"
-#include "recorder.hpp"
+#include "base/error.hpp"
+#include "base/fork.hpp"
+#include "base/log.hpp"
+#include "trace/recorder.hpp"
 
 namespace fastcoll::trace {
 namespace {

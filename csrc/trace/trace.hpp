@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "../base/settings.hpp"
-#include "record.hpp"
+#include "base/settings.hpp"
+#include "trace/record.hpp"
 
 namespace fastcoll::trace {
 

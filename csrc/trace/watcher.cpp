@@ -10,10 +10,10 @@
 
 #include <thread>
 
-#include "../base/error.hpp"
-#include "../base/log.hpp"
-#include "../base/thread.hpp"
-#include "recorder.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/thread.hpp"
+#include "trace/recorder.hpp"
 
 namespace fastcoll::trace {
 namespace {

@@ -52,7 +52,7 @@ class CallOptions(NamedTuple):
 class AllReduces:
     """Plans the all-reduces of one group on one device, and the ring's other collectives.
 
-    C++ repeats the plans (csrc/device/plans.hpp). Launches that work on the peers' memory run one after the other,
+    C++ repeats the plans (csrc/cuda/plans.hpp). Launches that work on the peers' memory run one after the other,
     whatever their streams; the kernels rely on it.
 
     Args:

@@ -1,7 +1,7 @@
 """NCCL's communicators. CuPy makes a group's first one; parts, and those with a config, are made by NCCL's functions.
 
 ``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes, and a stream's handle; it takes no tensors and
-waits for no stream. Its calls release the GIL, and go through C++ (csrc/device/nccl.cpp), as the engine's do. A
+waits for no stream. Its calls release the GIL, and go through C++ (csrc/cuda/nccl.cpp), as the engine's do. A
 communicator lives until ``destroy`` or ``abort``, or until the interpreter ends. The garbage collector never frees it,
 because that might block forever.
 """

@@ -12,7 +12,7 @@ SECONDS_EACH=${1:-60}
 SEED=${2:-1}
 FOLDER=build/fuzz
 TARGETS="hello rendezvous arena"
-COMMON=$(ls csrc/base/*.cpp csrc/group/*.cpp csrc/transport/{arena,futex,group_memory,hello,process}.cpp)
+COMMON=$(ls csrc/base/*.cpp csrc/group/*.cpp csrc/shm/{arena,futex,group_memory,hello,process}.cpp)
 
 if [ -z "$(type -P "$CXX")" ]; then
   echo "libFuzzer comes with clang++, which is not here: apt-get install clang" >&2
@@ -20,7 +20,7 @@ if [ -z "$(type -P "$CXX")" ]; then
 fi
 mkdir -p "$FOLDER"
 make --no-print-directory -s -j "$JOBS" -f - all <<MAKE
-FLAGS := -std=c++17 -O1 -g1 -Wall -Wextra -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
+FLAGS := -std=c++17 -O1 -g1 -Wall -Wextra -Icsrc -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
 COMMON := $(printf "$FOLDER/%s.o " $COMMON)
 .SECONDARY:
 all: $(printf "$FOLDER/fuzz_%s " $TARGETS)

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "../../csrc/transport/group_memory.hpp"
 #include "fuzz_target.hpp"
+#include "shm/group_memory.hpp"
 
 using namespace fastcoll;
 

@@ -9,9 +9,9 @@
 
 #include <cstring>
 
-#include "../../csrc/transport/arena.hpp"
-#include "../../csrc/transport/hello.hpp"
 #include "fuzz_target.hpp"
+#include "shm/arena.hpp"
+#include "shm/hello.hpp"
 
 using namespace fastcoll;
 

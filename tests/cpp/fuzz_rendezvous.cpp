@@ -7,11 +7,11 @@
 #include <cstring>
 #include <map>
 
-#include "../../csrc/base/error.hpp"
-#include "../../csrc/base/settings.hpp"
-#include "../../csrc/base/topology.hpp"
-#include "../../csrc/group/rendezvous.hpp"
+#include "base/error.hpp"
+#include "base/settings.hpp"
+#include "base/topology.hpp"
 #include "fuzz_target.hpp"
+#include "group/rendezvous.hpp"
 
 using namespace fastcoll;
 

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <string>
 
-#include "../../csrc/network/connection.hpp"
+#include "network/connection.hpp"
 
 namespace stress {
 

@@ -7,8 +7,8 @@
 #include <random>
 #include <string>
 
-#include "../../csrc/base/error.hpp"
-#include "../../csrc/reduce/reduce.hpp"
+#include "base/error.hpp"
+#include "reduce/reduce.hpp"
 #include "reduce_oracle.hpp"
 
 using fastcoll::DType;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../../csrc/base/dtype.hpp"
+#include "base/dtype.hpp"
 
 namespace oracle {
 

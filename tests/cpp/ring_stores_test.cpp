@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "../../csrc/transport/ring_stores.hpp"
+#include "shm/ring_stores.hpp"
 
 using fastcoll::RingStores;
 using fastcoll::StoresChoice;

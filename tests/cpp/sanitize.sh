@@ -9,8 +9,7 @@ unset LD_PRELOAD  # a sanitizer must come first
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}
 EFFORT=${EFFORT:-1}
-SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp csrc/hosts/*.cpp csrc/group/*.cpp \
-  tests/cpp/stress*.cpp)
+SOURCES=$(ls csrc/{base,trace,shm,reduce,group}/*.cpp csrc/cpu/*.cpp csrc/cpu/*/*.cpp tests/cpp/stress*.cpp)
 TRACE=$(ls csrc/base/*.cpp csrc/trace/*.cpp tests/cpp/trace_test.cpp)
 
 flags() {
@@ -28,7 +27,7 @@ build() {
   shift 2
   mkdir -p "build/sanitize-$way"
   make --no-print-directory -s -j "$JOBS" -f - "build/sanitize-$way/$program" <<MAKE
-FLAGS := -std=c++17 -g1 -Wall -Wextra $(flags "$way") -pthread
+FLAGS := -std=c++17 -g1 -Wall -Wextra -Icsrc $(flags "$way") -pthread
 OBJECTS := $(printf "build/sanitize-$way/%s.o " "$@")
 HEADERS := build/sanitize-$way/standard_headers.hpp
 build/sanitize-$way/$program: \$(OBJECTS)
@@ -69,7 +68,7 @@ for way in "${WAYS[@]}"; do
       build address reduce_test tests/cpp/reduce_test.cpp csrc/reduce/{reduce,kernels_baseline,kernels_avx2,kernels_avx512}.cpp \
         csrc/base/dtype.cpp
       run build/sanitize-address/reduce_test
-      build address ring_stores_test tests/cpp/ring_stores_test.cpp csrc/transport/ring_stores.cpp
+      build address ring_stores_test tests/cpp/ring_stores_test.cpp csrc/shm/ring_stores.cpp
       run build/sanitize-address/ring_stores_test
       build address trace_test $TRACE
       run build/sanitize-address/trace_test

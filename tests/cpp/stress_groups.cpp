@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "../../csrc/engine/worker_pool.hpp"
+#include "cpu/worker_pool.hpp"
 #include "stress_harness.hpp"
 
 namespace stress {

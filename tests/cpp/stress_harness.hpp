@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/engine/cpu_engine.hpp"
+#include "cpu/cpu_engine.hpp"
 
 namespace stress {
 

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "../../csrc/engine/worker_pool.hpp"
+#include "cpu/worker_pool.hpp"
 #include "stress_letters.hpp"
 
 // The sanitizers replace this function themselves.

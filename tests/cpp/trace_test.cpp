@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/trace/ring.hpp"
-#include "../../csrc/trace/trace.hpp"
+#include "trace/ring.hpp"
+#include "trace/trace.hpp"
 
 using namespace fastcoll;
 using trace::Record;

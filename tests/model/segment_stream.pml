@@ -1,6 +1,6 @@
 /* The protocol by which ranks exchange segments through shared memory, as one state machine.
  *
- * Taken from the code, function by function: csrc/transport/segment_stream.cpp (begin, acquire,
+ * Taken from the code, function by function: csrc/shm/segment_stream.cpp (begin, acquire,
  * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
  * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.

@@ -88,7 +88,7 @@ def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path:
             name for name in archive.getnames() if name.count("/") == 1 and "PKG-INFO" in name
         )
         metadata = archive.extractfile(info).read().decode()
-    assert {"setup.py", "build_backend/backend.py", "csrc/bindings.cpp", "Makefile"} <= names
+    assert {"setup.py", "build_backend/backend.py", "csrc/bindings/module.cpp", "Makefile"} <= names
     assert "bench/results/all_reduce_cpu_2ranks.jsonl" in names
     assert "Requires-Dist: torch<2.16,>=2.11\n" in metadata
     assert "Dynamic: requires-dist\n" in metadata
@@ -153,7 +153,7 @@ def test_without_pythons_headers_one_sentence_comes_last(isolated) -> None:
 def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_path: Path) -> None:
     for path in (sources / "csrc").rglob("*.cpp"):
         path.unlink()
-    (sources / "csrc" / "bindings.cpp").write_text("#error no\n")
+    (sources / "csrc" / "bindings" / "module.cpp").write_text("#error no\n")
     process = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "lib")],
         cwd=sources,

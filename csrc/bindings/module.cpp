@@ -1,0 +1,279 @@
+// The Python module fastcoll._C; fastcoll/_C.pyi documents it.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "base/interrupt.hpp"
+#include "bindings/bindings.hpp"
+#include "cpu/hosts/selector.hpp"
+#include "process_group.hpp"
+#include "reduce/reduce.hpp"
+#include "torch/error.hpp"
+
+namespace py = pybind11;
+using fastcoll::NcclConfig;
+using fastcoll::Options;
+using fastcoll::ProcessGroupFastcoll;
+using fastcoll::Setting;
+using fastcoll::Settings;
+using fastcoll::TuningTable;
+
+namespace {
+
+template <typename T>
+using Ref = c10::intrusive_ptr<T>;
+
+/// Options(timeout, **fields): each field is set like an attribute.
+Ref<Options> newOptions(std::chrono::milliseconds timeout, const py::kwargs& fields) {
+  auto options = c10::make_intrusive<Options>(timeout);
+  const py::object attributes = py::cast(options);
+  for (const auto& [name, value] : fields) {
+    if (!py::hasattr(attributes, name)) {
+      throw py::type_error("fastcoll.Options: no field is named '" + name.cast<std::string>() +
+                           "'. help(fastcoll.Options) lists them.");
+    }
+    py::setattr(attributes, name, value);
+  }
+  return options;
+}
+
+/// Binds the settings of a group as fields of its options.
+void bindSettings(py::class_<Options, c10d::Backend::Options, Ref<Options>>& options) {
+  Settings::each([&options](const Setting& setting, auto field) {
+    if (!setting.ofGroup) return;
+    using Value = std::decay_t<decltype(Settings{}.*field)>;
+    const std::string name = setting.option();
+    options.def_property(
+        name.c_str(), [field](const Options& o) { return o.settings.*field; },
+        [field, setting, name](Options& o, const Value& value) {
+          const std::string text = fastcoll::concat(value);
+          const std::string given = fastcoll::concat("fastcoll.Options: ", name, "=", text);
+          fastcoll::translated([&] { setting.parse(given, text, o.settings.*field); });
+        });
+  });
+}
+
+py::object pools(const char* name) {
+  return py::module_::import("fastcoll.cuda.memory_pools").attr(name);
+}
+
+Ref<Options> copyOf(const Options& options) {
+  return c10::make_intrusive<Options>(options);
+}
+
+// Waits call this between slices on the main thread, so KeyboardInterrupt leaves through them.
+void checkSignals() {
+  if (Py_IsInitialized() == 0) return;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+/// Calls a factory. Its error becomes an engine's error, which is reported to the other ranks.
+py::object called(const py::object& factory) {
+  try {
+    return factory();
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    throw fastcoll::Error(fastcoll::ErrorKind::Backend, py::str(error.value()).cast<std::string>());
+  }
+}
+
+void setGlooFactory(py::object factory) {
+  // Leaked on purpose: the interpreter may be gone when static destructors run.
+  auto* held = new py::object(std::move(factory));
+  ProcessGroupFastcoll::setGlooFactory([held]() -> fastcoll::GlooNetwork::Maker {
+    py::gil_scoped_acquire gil;
+    const std::shared_ptr<py::object> maker(new py::object(called(*held)), [](py::object* object) {
+      if (Py_IsInitialized() == 0) return;
+      py::gil_scoped_acquire again;
+      delete object;
+    });
+    return [maker](const Ref<c10d::Store>& store, int rank, int size,
+                   std::chrono::milliseconds timeout) {
+      py::gil_scoped_acquire again;
+      try {
+        return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
+      } catch (const py::error_already_set& error) {
+        throw fastcoll::Error(
+            fastcoll::ErrorKind::Backend,
+            std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
+      }
+    };
+  });
+}
+
+py::list groups() {
+  py::list all;
+  for (const auto& engine : ProcessGroupFastcoll::live()) {
+    const auto info = engine->info();
+    py::dict entry;
+    entry["name"] = engine->config().name;
+    entry["rank"] = engine->config().rank;
+    entry["size"] = engine->config().size;
+    entry["transport"] = info.transport;
+    entry["reason"] = info.reason;
+    if (!info.stores.empty()) {
+      entry["stores"] = info.stores;
+      entry["spin_us"] = info.spinMicros;
+    }
+    entry["shared_bytes"] = info.sharedBytes;
+    all.append(entry);
+  }
+  return all;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::module_::import("torch._C._distributed_c10d");  // registers the base classes
+
+  py::class_<TuningTable>(m, "Tuning")
+      .def(py::init<>())
+      .def_readwrite("one_shot_bytes", &TuningTable::oneShotBytes)
+      .def_readwrite("segment_bytes", &TuningTable::segmentBytes)
+      .def_readwrite("long_segment_bytes", &TuningTable::longSegmentBytes)
+      .def_readwrite("long_bytes", &TuningTable::longBytes)
+      .def_readwrite("streaming_bytes", &TuningTable::streamingBytes)
+      .def_readwrite("direct_bytes", &TuningTable::directBytes)
+      .def_readwrite("direct_all_reduce_bytes", &TuningTable::directAllReduceBytes)
+      .def_readwrite("link_bytes", &TuningTable::linkBytes);
+
+  py::class_<NcclConfig>(m, "NcclConfig")
+      .def(py::init<>())
+      .def_readwrite("cga_cluster_size", &NcclConfig::cgaClusterSize)
+      .def_readwrite("min_ctas", &NcclConfig::minCtas)
+      .def_readwrite("max_ctas", &NcclConfig::maxCtas)
+      .def_readwrite("net_name", &NcclConfig::netName)
+      .def_readwrite("split_share", &NcclConfig::splitShare)
+      .def_readwrite("traffic_class", &NcclConfig::trafficClass)
+      .def_readwrite("comm_name", &NcclConfig::commName)
+      .def_readwrite("collnet_enable", &NcclConfig::collnetEnable)
+      .def_readwrite("cta_policy", &NcclConfig::ctaPolicy)
+      .def_readwrite("shrink_share", &NcclConfig::shrinkShare)
+      .def_readwrite("nvls_ctas", &NcclConfig::nvlsCtas)
+      .def_readwrite("n_channels_per_net_peer", &NcclConfig::channelsPerNetPeer)
+      .def_readwrite("nvlink_centric_sched", &NcclConfig::nvlinkCentricSched);
+
+  py::class_<Options, c10d::Backend::Options, Ref<Options>> options(m, "Options");
+  options.def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout)
+      .def_property(
+          "timeout", [](const Options& o) { return o.timeout; },
+          [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
+      .def_readwrite("tuning", &Options::tuning)
+      .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
+      .def_readwrite("blocking_wait", &Options::blockingWait)
+      .def_readwrite("config", &Options::config)
+      .def("__copy__", &copyOf)
+      .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
+  bindSettings(options);
+
+  py::class_<ProcessGroupFastcoll, c10d::Backend, Ref<ProcessGroupFastcoll>>(m,
+                                                                             "ProcessGroupFastcoll")
+      .def(py::init([](Ref<c10d::Store> store, int rank, int size, Ref<Options> options) {
+             py::gil_scoped_release nogil;  // the store may be slow, or written in Python
+             return c10::make_intrusive<ProcessGroupFastcoll>(std::move(store), rank, size,
+                                                              std::move(options));
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def_property_readonly("options", &ProcessGroupFastcoll::options)
+      .def("transport", [](const ProcessGroupFastcoll& g) { return g.info().transport; })
+      .def(
+          "allocate_tensor",
+          [](ProcessGroupFastcoll& g, long size, at::ScalarType dtype, const at::Device& device) {
+            return g.allocateShared(size, at::TensorOptions().dtype(dtype).device(device));
+          },
+          py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_reduce_list",
+          [](ProcessGroupFastcoll& g, std::vector<at::Tensor> tensors, c10d::ReduceOp op,
+             bool async, std::optional<at::ScalarType> wire, double scale, std::string algorithm,
+             std::optional<bool> fuse) {
+            c10d::AllreduceOptions opts;
+            opts.reduceOp = std::move(op);
+            opts.asyncOp = async;
+            fastcoll::AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
+            if (wire) options.wire = fastcoll::dtypeOf(*wire);
+            if (options == fastcoll::AllReduceOptions{}) return g.allreduceList(tensors, opts);
+            return g.allreduceList(
+                tensors, opts, std::make_shared<fastcoll::AllReduceOptions>(std::move(options)));
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("async_op") = false, py::kw_only(),
+          py::arg("wire_dtype") = std::nullopt, py::arg("scale") = 1.0, py::arg("algorithm") = "",
+          py::arg("fuse") = std::nullopt, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_reduce_fused",
+          [](ProcessGroupFastcoll& g, const std::vector<at::Tensor>& tensors, c10d::ReduceOp op,
+             std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares, bool async) {
+            c10d::AllreduceOptions opts;
+            opts.reduceOp = std::move(op);
+            opts.asyncOp = async;
+            return g.allreduceFused(tensors, opts, {wire, std::move(squares)});
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
+          py::arg("squares") = std::nullopt, py::arg("async_op") = false,
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reduce_scatter_fused",
+          [](ProcessGroupFastcoll& g, const at::Tensor& output, const at::Tensor& input,
+             c10d::ReduceOp op, std::optional<at::ScalarType> wire,
+             std::optional<at::Tensor> squares, bool async) {
+            c10d::ReduceScatterOptions opts;
+            opts.reduceOp = std::move(op);
+            opts.asyncOp = async;
+            return g.reduceScatterFused(output, input, opts, {wire, std::move(squares)});
+          },
+          py::arg("output"), py::arg("input"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
+          py::arg("squares") = std::nullopt, py::arg("async_op") = false,
+          py::call_guard<py::gil_scoped_release>())
+      .def("is_shared", &ProcessGroupFastcoll::isShared, py::arg("tensor"))
+      .def("get_error", &ProcessGroupFastcoll::getError, py::call_guard<py::gil_scoped_release>())
+      .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
+      .def_property_readonly("mem_allocator",
+                             [](const ProcessGroupFastcoll&) { return pools("allocator")(); })
+      .def(
+          "register_mem_pool",
+          [](ProcessGroupFastcoll& group, const py::object& pool, bool symmetric) {
+            pools("register")(group.options()->group_name, pool, symmetric);
+          },
+          py::arg("pool"), py::arg("symm") = false)
+      .def(
+          "deregister_mem_pool",
+          [](ProcessGroupFastcoll& group, const py::object& pool) {
+            pools("deregister")(group.options()->group_name, pool);
+          },
+          py::arg("pool"))
+      // A rank outside a split has nothing to do, because no communicator needs it.
+      .def("perform_nocolor_split", [](ProcessGroupFastcoll&, const py::object&) {})
+      .def("_set_default_timeout", &ProcessGroupFastcoll::setTimeout,
+           py::call_guard<py::gil_scoped_release>());
+
+  m.def("set_gloo_factory", &setGlooFactory, py::arg("factory"));
+  m.def("groups", &groups);
+  m.def("reduce_isa", &fastcoll::reduceIsa);
+  m.def("build_info", [] {
+    py::dict info;
+    info["fastcoll"] = FASTCOLL_VERSION;
+    info["torch"] = FASTCOLL_TORCH_VERSION;
+    info["compiler"] = __VERSION__;
+    info["cplusplus"] = std::to_string(__cplusplus);
+    return info;
+  });
+  m.def(
+      "select_host_broadcast",
+      [](int hosts, std::size_t bytes, std::size_t linkBytes) {
+        constexpr const char* kNames[] = {"flat", "scatter_all_gather", "chain"};
+        return kNames[static_cast<int>(fastcoll::selectHostBroadcast(hosts, bytes, linkBytes))];
+      },
+      py::arg("hosts"), py::arg("bytes"), py::arg("link_bytes"));
+  m.def("reduces_in_one_step", &fastcoll::reducesInOneStep, py::arg("hosts"), py::arg("partial"),
+        py::arg("result"), py::arg("link_bytes"));
+  m.def("_shutdown_all", &ProcessGroupFastcoll::shutdownAll,
+        py::call_guard<py::gil_scoped_release>());
+
+  fastcoll::setInterruptCheck(&checkSignals);
+  py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
+  fastcoll::bindDevice(m);
+  fastcoll::bindRoster(m);
+  fastcoll::bindSymmetricMemory(m);
+  fastcoll::bindTrace(m);
+}

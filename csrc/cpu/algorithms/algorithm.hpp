@@ -1,0 +1,116 @@
+// Algorithms order transfers. Each is one function in one file: it takes a request and a
+// transport's stream of segments, and runs to the end or throws.
+//
+// Words: a message is cut into segments, a segment into one piece per rank. n = ranks, B = bytes of
+// the message.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "cpu/algorithms/tuning.hpp"
+#include "shm/control_block.hpp"
+#include "shm/message.hpp"
+#include "shm/segment_stream.hpp"
+
+namespace fastcoll {
+
+/// A collective as the engine passes it on: validated, in contiguous spans, without torch.
+///
+///   collective       in                          out
+///   AllReduce        [message]                   [message]          (may be the same memory)
+///   Broadcast        root: [message]             others: [message]
+///   Reduce           [message]                   root: [message]
+///   AllGather        [message]                   one message per rank
+///   Gather           [message]                   root: one message per rank
+///   Scatter          root: one per rank          [message]
+///   ReduceScatter    one message per rank        [message]
+///   AllToAll         one message per rank        one message per rank
+///   Barrier          -                           -
+struct Request {
+  Collective collective = Collective::Barrier;
+  DType dtype = DType::UInt8;
+  ReduceOp op = ReduceOp::None;
+  int root = -1;
+  double factor = 1.0;  // PREMUL_SUM
+  /// Address of the factor if it is on a device; only that device's engine can read it.
+  const void* factorOnDevice = nullptr;
+  std::uint64_t count = 0;  // elements announced to the peers
+  std::uint64_t seq = 0;
+  std::vector<Message> in;
+  std::vector<Message> out;
+  /// The parts of all ranks are contiguous. The form of the call implies it, so it holds on every
+  /// rank.
+  bool contiguousParts = false;
+  /// ReduceScatter: `dtype` has 16 bits and `out` is float32, so the sum is not rounded to 16 bits.
+  bool outputFloat32 = false;
+  /// AllReduce: `dtype` is the wire dtype of wider tensors. Partial sums between hosts are rounded
+  /// to it too.
+  bool hasWireDtype = false;
+  /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
+  /// nullptr. The shares of all ranks together are the result.
+  double* squares = nullptr;
+  /// Elements that each peer must announce, if they differ from `count`; else empty.
+  std::vector<std::uint64_t> expectedCount;
+
+  Milliseconds timeout{};
+  TimePoint deadline;
+
+  Signature signature() const;
+};
+
+/// Begins the request's collective. `direct`: see Signature::direct.
+inline void begin(SegmentStream& stream, const Request& request, std::uint64_t direct = 0) {
+  Signature signature = request.signature();
+  signature.direct = direct;
+  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+}
+
+void oneShotAllReduce(SegmentStream& stream, const Request& request);
+void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+/// Call it within an all-reduce that has begun, on all ranks or none. `own` is the announced offset
+/// of this rank's message in shared memory, or 0. Returns false on all ranks if one of them is 0.
+bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
+                     std::uint64_t own);
+void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void broadcast(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void reduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void gather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void scatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void allToAll(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void barrier(SegmentStream& stream, const Request& request);
+
+/// A group of one rank, which needs no stream.
+void runSingleRank(const Request& request);
+
+/// Runs the collective with the algorithm that the selector chooses.
+void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+
+/// The part of `total` elements that belongs to `index` of `parts`. Starts are multiples of 64
+/// elements, so every piece but the last consists of whole cache lines.
+struct Piece {
+  std::size_t start;
+  std::size_t count;
+};
+inline Piece pieceOf(std::size_t total, int parts, int index) {
+  const std::size_t each = ((total + parts - 1) / parts + 63) / 64 * 64;
+  const std::size_t start = std::min(total, each * index);
+  return {start, std::min(total, start + each) - start};
+}
+
+/// Most bytes of a segment for a message of this size; at least one cache line.
+inline std::size_t segmentLimit(const SegmentStream& stream, const TuningTable& tuning,
+                                std::size_t messageBytes) {
+  const std::size_t wanted =
+      messageBytes > tuning.longBytes ? tuning.longSegmentBytes : tuning.segmentBytes;
+  // See SegmentStream::ringBytes().
+  return std::max<std::size_t>(64, std::min(wanted, stream.ringBytes() / 4) / 64 * 64);
+}
+
+inline std::size_t ceilDiv(std::size_t a, std::size_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace fastcoll

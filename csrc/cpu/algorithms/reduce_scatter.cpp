@@ -1,0 +1,66 @@
+// Reduce-scatter: every rank publishes, per segment, a piece for each peer; each rank reduces its
+// own pieces.
+//
+// Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks'
+// pieces. Two ranks exchange their messages in place if these have at least 8 KiB and fit into
+// caches (exchange.hpp).
+#include "cpu/algorithms/direct.hpp"
+#include "cpu/algorithms/exchange.hpp"
+#include "cpu/algorithms/segment_reduce.hpp"
+
+namespace fastcoll {
+
+void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
+  const Message& out = request.out[0];
+  const std::size_t mine = stream.rank();
+  const Message& own = request.in[mine];
+  const std::size_t bytes = own.bytes();
+  SegmentReducer reducer(request, stream.size());
+  const bool mayBeDirect = bytes >= tuning.directBytes;
+  const std::uint64_t announced = mayBeDirect ? directOffset(stream, request.in) : 0;
+  begin(stream, request, announced);
+  if (mayBeDirect) {
+    DirectRead direct(stream);
+    if (direct.agreed(announced)) {
+      const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
+      for (std::size_t s = 0; s < cut.segments; ++s) {
+        const std::size_t offset = mine * bytes + cut.offset(s);
+        for (const int peer : stream.others()) {
+          reducer.source(peer, stream.directOf(peer, bytes * request.in.size()) + offset);
+        }
+        reducer.ownSource(stream, own, cut.offset(s), cut.length(s));
+        reducer.runInto(out, cut.offset(s), cut.length(s), stream);
+      }
+      return direct.finish();
+    }
+  }
+  if (Exchange::serves(stream, tuning, bytes)) {
+    const int peer = 1 - stream.rank();
+    const Message& theirs = request.in[peer];
+    Exchange exchange(stream, tuning, theirs, bytes, bytes);
+    exchange.run([&](std::size_t offset, std::size_t length, const std::uint8_t* memory) {
+      reducer.source(peer, memory);
+      reducer.ownSource(stream, own, offset, length);
+      reducer.runInto(out, offset, length, stream);
+    });
+    return stream.end();
+  }
+  const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
+  const Cut& cut = strided.cut;
+  pipelineSegments(
+      stream, cut.segments, [&](std::size_t) { return strided.bytes(); },
+      [&](std::size_t s, std::uint8_t* memory, bool streaming) {
+        return strided.write(s, stream.rank(), request.in, memory, streaming);
+      },
+      [&](std::size_t s, const Segment& segment) {
+        const std::size_t length = cut.length(s);
+        for (const int peer : stream.others()) {
+          reducer.source(peer, stream.await(peer, segment) + strided.place(peer, stream.rank()));
+        }
+        reducer.ownSource(stream, own, cut.offset(s), length);
+        reducer.runInto(out, cut.offset(s), length, stream);
+      });
+  stream.end();
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,54 @@
+#include "cpu/algorithms/selector.hpp"
+
+namespace fastcoll {
+
+AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes, int ranks,
+                                   std::size_t ringBytes) {
+  // One shot reads (n - 1) B from its peers. The pipeline reads (n - 1) B / n and writes as much.
+  // So the limit falls with n.
+  const std::size_t limit = std::min(ringBytes / 4, 2 * tuning.oneShotBytes / ranks);
+  const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSegmentBytes);
+  return fits ? AllReduceAlgorithm::OneShot : AllReduceAlgorithm::Segmented;
+}
+
+Signature Request::signature() const {
+  Signature signature{};
+  signature.seq = seq;
+  signature.count = count;
+  signature.factor = factor;
+  signature.root = root;
+  signature.collective = collective;
+  signature.dtype = dtype;
+  signature.op = op;
+  signature.hasWireDtype = hasWireDtype;
+  return signature;
+}
+
+void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
+  switch (request.collective) {
+    case Collective::AllReduce:
+      if (selectAllReduce(tuning, request.in[0].bytes(), stream.size(), stream.ringBytes()) ==
+          AllReduceAlgorithm::OneShot) {
+        return oneShotAllReduce(stream, request);
+      }
+      return segmentedAllReduce(stream, request, tuning);
+    case Collective::Broadcast:
+      return broadcast(stream, request, tuning);
+    case Collective::Reduce:
+      return reduce(stream, request, tuning);
+    case Collective::AllGather:
+      return allGather(stream, request, tuning);
+    case Collective::Gather:
+      return gather(stream, request, tuning);
+    case Collective::Scatter:
+      return scatter(stream, request, tuning);
+    case Collective::ReduceScatter:
+      return reduceScatter(stream, request, tuning);
+    case Collective::AllToAll:
+      return allToAll(stream, request, tuning);
+    default:
+      return barrier(stream, request);
+  }
+}
+
+}  // namespace fastcoll

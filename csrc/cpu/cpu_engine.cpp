@@ -1,0 +1,363 @@
+#include "cpu/cpu_engine.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/fork.hpp"
+#include "base/interrupt.hpp"
+#include "base/topology.hpp"
+#include "cpu/worker_pool.hpp"
+
+namespace fastcoll {
+namespace {
+
+template <std::size_t N>
+void setText(char (&field)[N], const std::string& value) {
+  std::memset(field, 0, N);
+  std::memcpy(field, value.data(), std::min(value.size(), N - 1));
+}
+
+}  // namespace
+
+CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
+                     MakeNetwork makeNetwork)
+    : config_(std::move(config)),
+      forkGeneration_(forkGeneration()),
+      store_(std::move(store)),
+      errors_(store_, runOnWorker),
+      makeNetwork_(std::move(makeNetwork)),
+      process_(LocalProcess::get()) {
+  if (config_.size == 1) {
+    decideSpin(true);
+    path_ = Path::Local;
+    reason_ = "the group has one rank";
+    return;
+  }
+  const std::uint64_t nonce = randomNonce64();
+  memory_ = std::make_unique<GroupMemory>(
+      process_, GroupIdentity{config_.name, config_.rank, config_.size, nonce});
+  GroupRecord record{};
+  record.magic = kArenaMagic;
+  record.abi = kAbiVersion;
+  record.bytesOfThis = sizeof record;
+  record.nonce = nonce;
+  record.generation = restartGeneration();
+  record.process = process_->address();
+  record.networkNamespace = networkNamespace();
+  record.pidNamespace = pidNamespace();
+  record.processStart = processStart(static_cast<int>(::getpid())).value_or(0);
+  record.processBegan = processBegan();
+  record.createdAt = nanosecondsSinceBoot();
+  record.rank = static_cast<std::uint32_t>(config_.rank);
+  record.size = static_cast<std::uint32_t>(config_.size);
+  record.uid = ::geteuid();
+  record.pid = static_cast<std::uint32_t>(::getpid());
+  record.ringBytes = config_.settings.ringBytes;
+  record.tuning = config_.tuning.fingerprint();
+  record.transport = static_cast<std::uint32_t>(config_.settings.transportChoice());
+  record.cores = cores_;
+  setText(record.bootId, bootId());
+  setText(record.hostId, config_.settings.hostId);
+  setText(record.host, hostName());
+  setText(record.version, config_.version);
+  rendezvous_ = std::make_unique<Rendezvous>(*store_, *memory_, *process_, record,
+                                             config_.settings.arenaBytes);
+  rendezvous_->publish();
+}
+
+CpuEngine::~CpuEngine() {
+  if (forkGeneration_ != forkGeneration()) {
+    // In a forked child the mutexes, threads and shared memory are the parent's: leave them alone.
+    (void)pointToPoint_.release();
+    (void)stream_.release();
+    (void)rendezvous_.release();
+    (void)memory_.release();
+    (void)multiHost_.links.release();
+    (void)new std::shared_ptr<KeyValueStore>(store_);
+    (void)new std::shared_ptr<Network>(network_);
+    return;
+  }
+  shutdown();
+  // The rendezvous and the channels refer to the memory. The memory holds the process, as this
+  // does.
+  pointToPoint_.reset();
+  multiHost_.links.reset();
+  stream_.reset();
+  rendezvous_.reset();
+  memory_.reset();
+  if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
+}
+
+/// Throws at the start of a call if the group is unusable, after it has released the lock.
+void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call,
+                                 std::uint64_t seq) {
+  const bool forked = forkGeneration_ != forkGeneration(), destroyed = closed_;
+  const bool aborted = memory_ != nullptr && memory_->aborted();
+  if (!forked && !destroyed && !aborted && !fault_) return;
+  const PublishedError fault = fault_.value_or(PublishedError{});
+  lock.unlock();
+  if (!destroyed) config_.failing();  // another rank's fault may be seen here first
+  const std::string head = errorHead(call, config_, seq);
+  if (forked) throw Error(ErrorKind::Backend, head + kForked);
+  if (destroyed) {
+    throw Error(ErrorKind::Backend, concat(head, "the group was destroyed", kInitAgain));
+  }
+  if (aborted) memory_->throwAborted(head);
+  throw Error(fault.kind, head + "the group failed before: " + fault.text);
+}
+
+// --- running collectives -----------------------------------------------------------------------
+
+void Task::run(CpuEngine& engine) {
+  engine.run(request);
+}
+
+void CpuEngine::run(Request& request) {
+  request.deadline = deadlineAfter(Clock::now(), request.timeout);
+  switch (path_.load(std::memory_order_acquire)) {
+    case Path::Local:
+      return runSingleRank(request);
+    case Path::Shared:
+      runCollective(*stream_, request, config_.tuning);
+      break;
+    default:
+      runMultiHost(multiHost_, request,
+                   errorHead(collectiveName(request.collective), config_, request.seq));
+  }
+  if (stream_ != nullptr) stream_->completed(request.seq);
+}
+
+void CpuEngine::execute(Task& task) {
+  Request& request = task.request;
+  const auto fail = [&](const char* what, const std::string& end) {
+    abort(ErrorKind::Backend,
+          concat("rank ", config_.rank, what, describe(request.signature()), end));
+    takeConnectionsBack();
+    trace::fail(task.trace, std::current_exception());
+  };
+  try {
+    if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(request.timeout);
+    task.run(*this);
+    trace::complete(task.trace);
+  } catch (const Error& error) {
+    try {
+      failHere(request, error);
+    } catch (const Error& first) {
+      trace::fail(task.trace, first.what());
+      throw;
+    }
+  } catch (const std::exception& error) {
+    fail(" failed in ", concat(": ", error.what()));
+    throw;
+  } catch (...) {
+    fail(" was interrupted in ", std::string(kReadLog));
+    throw;
+  }
+}
+
+void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
+  lock.lock();
+  running_ = false;
+  if (!queue_.empty()) wakeWorker();
+  changed_.notify_all();
+}
+
+/// Gives a call its sequence number and records it in the trace, or refuses it. `here`: the caller
+/// wants to run it on its own thread. Returns whether the caller must run it now. The trace also
+/// records the first call that is refused after a fault. That record distinguishes a late rank from
+/// one that did not arrive.
+bool CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task, bool here) {
+  const trace::Record* const draft = std::exchange(task.draft, nullptr);
+  const std::uint64_t next = sequence_ + 1;
+  try {
+    refuseIfUnusable(lock, collectiveName(task.request.collective), next);
+  } catch (const Error& error) {
+    if (!refused_.exchange(true) && draft != nullptr) {
+      trace::fail(trace::record(*draft, next), error.what());
+    }
+    throw;
+  }
+  task.request.seq = sequence_ = next;
+  here = here && !running_ && queue_.empty();
+  if (here) running_ = true;
+  if (draft != nullptr) task.trace = trace::record(*draft, next, here);
+  return here;
+}
+
+void CpuEngine::runInline(const TaskRef& task) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (admit(lock, *task, true)) {
+    lock.unlock();
+    try {
+      execute(*task);
+    } catch (...) {
+      release(lock);
+      throw;
+    }
+    return release(lock);
+  }
+  // Another collective runs or is queued: queue behind it and help.
+  const auto ended = std::make_shared<Completion>();
+  task->completion = ended;
+  queue_.push_back(task);
+  try {
+    wakeWorker();
+  } catch (const std::exception&) {  // out of threads: this one runs the queue
+  }
+  lock.unlock();
+  wait(*ended);
+  if (ended->fault) std::rethrow_exception(ended->fault);
+}
+
+std::uint64_t CpuEngine::submit(TaskRef task) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  admit(lock, *task, false);
+  const std::uint64_t seq = task->request.seq;
+  queue_.push_back(std::move(task));
+  try {
+    wakeWorker();
+  } catch (const std::exception& error) {
+    const TaskRef refused = std::move(queue_.back());
+    queue_.pop_back();  // a call that throws must not run later
+    lock.unlock();
+    trace::fail(refused->trace, error.what());
+    throw;
+  }
+  return seq;
+}
+
+void CpuEngine::wakeWorker() {
+  if (workerAwake_) return;
+  runOnWorker([self = shared_from_this()] { self->work(); });
+  workerAwake_ = true;  // under the lock that work() takes first
+}
+
+/// Runs the queue's first task; false if there is none or another thread runs one.
+bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
+  if (running_ || queue_.empty()) return false;
+  TaskRef task = std::move(queue_.front());
+  queue_.pop_front();
+  running_ = true;
+  lock.unlock();
+  trace::start(task->trace);
+  std::exception_ptr fault;
+  try {
+    execute(*task);
+  } catch (...) {
+    fault = std::current_exception();
+  }
+  auto completion = task->completion;
+  task.reset();  // releases the tensors before any waiter is notified
+  lock.lock();
+  running_ = false;
+  // A callback may block until another collective of this group is done. Another thread must be
+  // there to run that one.
+  const bool stepsAside = asWorker && completion->callsBack();
+  if (stepsAside) {
+    workerAwake_ = false;
+    if (!queue_.empty()) wakeWorker();
+  }
+  changed_.notify_all();
+  lock.unlock();
+  completion->complete(fault);
+  completion->done.store(true, std::memory_order_release);
+  completion.reset();  // it may hold the last reference to tensors, so without the lock
+  lock.lock();
+  changed_.notify_all();
+  if (!stepsAside) return true;
+  if (workerAwake_) return false;  // another thread took over
+  workerAwake_ = true;
+  return true;
+}
+
+void CpuEngine::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto linger = std::chrono::microseconds(lingerMicros_);
+  auto idleSince = Clock::now();
+  for (;;) {
+    const bool hadWork = !queue_.empty() && !running_;
+    if (runHead(lock, true)) {
+      idleSince = Clock::now();
+      continue;
+    }
+    if (hadWork) return;  // another worker has taken over
+    if (queue_.empty() && Clock::now() - idleSince >= linger) break;
+    if (!queue_.empty()) {
+      changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
+      continue;
+    }
+    lock.unlock();
+    for (int i = 0; i < 64; ++i) cpuRelax();
+    lock.lock();
+  }
+  workerAwake_ = false;
+}
+
+void CpuEngine::wait(const Completion& task) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!task.done.load(std::memory_order_acquire)) {
+    if (runHead(lock, false)) continue;
+    lock.unlock();
+    const auto end = Clock::now() + std::chrono::microseconds(lingerMicros_);
+    while (!task.done.load(std::memory_order_acquire) && Clock::now() < end) cpuRelax();
+    checkInterrupt();
+    lock.lock();
+    if (task.done.load(std::memory_order_acquire) || (!running_ && !queue_.empty())) continue;
+    changed_.wait_for(lock, kWaitSlice);
+  }
+}
+
+bool CpuEngine::waitUntil(const Completion& task, TimePoint until) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!task.done.load(std::memory_order_acquire)) {
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    changed_.wait_for(lock, std::min<Clock::duration>(kWaitSlice, until - now));
+    lock.unlock();
+    checkInterrupt();
+    lock.lock();
+  }
+  return true;
+}
+
+std::uint64_t CpuEngine::sequence() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sequence_;
+}
+
+bool CpuEngine::faulted(ErrorKind* kind) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (kind != nullptr) *kind = fault_.value_or(PublishedError{}).kind;
+  return fault_ || (memory_ != nullptr && memory_->aborted());
+}
+
+EngineInfo CpuEngine::info() const {
+  EngineInfo info;
+  switch (path_.load(std::memory_order_acquire)) {
+    case Path::Undecided:
+      info.transport = "undecided";
+      break;
+    case Path::Local:
+      info.transport = "local";
+      break;
+    case Path::Shared:
+      info.transport = "shm";
+      info.stores = stream_->streamed() ? "streaming" : "plain";
+      info.spinMicros = spinMicros_;
+      break;
+    case Path::MultiHost:
+      info.transport = multiHost_.hosts.most() > 1 ? "shm+gloo" : "gloo";
+      break;
+  }
+  info.reason = info.transport == "undecided" ? "not used yet" : reason_;
+  if (process_->started()) {
+    process_->retireHeld();  // memory that only ended groups held
+    info.sharedBytes = process_->arena()->used();
+  }
+  return info;
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,178 @@
+// The engine of CPU tensors: one queue of collectives per group, run in order. If the group is
+// idle, the caller of a synchronous collective runs it. Otherwise a waiter or a pooled thread runs
+// the queue. The pooled thread lets asynchronous work overlap with computation.
+//
+// One thread at a time runs a group's collectives (`running_`). It clears `running_` before it
+// completes a task, so a callback may issue collectives on the same group.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/settings.hpp"
+#include "cpu/algorithms/algorithm.hpp"
+#include "cpu/hosts/multi_host.hpp"
+#include "cpu/point_to_point/point_to_point.hpp"
+#include "group/rendezvous.hpp"
+#include "trace/trace.hpp"
+
+namespace fastcoll {
+
+class CpuEngine;
+
+/// Reports the end of a queued task to its waiters.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  /// Called once, without locks, after the engine has released the task.
+  virtual void complete(std::exception_ptr ended) noexcept { fault = std::move(ended); }
+  /// Whether complete() runs user code, which may wait for other collectives of the group.
+  virtual bool callsBack() { return false; }
+  std::exception_ptr fault;
+  std::atomic<bool> done{false};
+};
+
+/// A collective in the engine.
+class Task {
+ public:
+  virtual ~Task() = default;
+  Request request;
+  /// Runs its collectives, one by default, on the engine's running thread.
+  virtual void run(CpuEngine& engine);
+  /// Set for a task that is queued.
+  std::shared_ptr<Completion> completion;
+  /// Read, then cleared, when the engine records the task in the trace.
+  const trace::Record* draft = nullptr;
+  trace::RecordId trace = 0;
+};
+using TaskRef = std::shared_ptr<Task>;
+
+struct EngineConfig {
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  Settings settings;
+  TuningTable tuning;
+  std::string version;
+  /// Called without locks before a fault of the group is raised.
+  std::function<void()> failing = [] {};
+};
+
+struct EngineInfo {
+  std::string transport;  // "shm", "shm+gloo", "gloo", "local", "undecided"
+  std::string reason;
+  std::string stores;  // to shared memory: "plain" or "streaming", as for the last large segment
+  int spinMicros = 0;  // how long a wait for other ranks spins before it sleeps
+  std::size_t sharedBytes = 0;  // reserved by the process for all its groups
+};
+
+class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
+ public:
+  /// Makes the network to other hosts.
+  using MakeNetwork = std::function<std::shared_ptr<Network>()>;
+
+  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, MakeNetwork makeNetwork);
+  ~CpuEngine();
+
+  /// For a running task: runs a collective.
+  void run(Request& request);
+  /// Returns when the collective has run; throws its fault.
+  void runInline(const TaskRef& task);
+  /// Queues the collective and returns its number. Its completion is called at its end.
+  std::uint64_t submit(TaskRef task);
+  /// Waits until a task is done. Runs the queue if no other thread does.
+  void wait(const Completion& task);
+  /// Waits without running the queue, so it can end on time: false when `until` has passed.
+  bool waitUntil(const Completion& task, TimePoint until);
+
+  /// For the call of that name and number. Throws if the group is unusable.
+  PointToPoint& pointToPoint(const char* call, std::uint64_t seq);
+  /// For an operation that has begun.
+  PointToPoint& pointToPoint() { return *pointToPoint_; }
+  /// Waits for all ranks; its error names the missing ranks. The group stays usable.
+  void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
+
+  /// Fails all pending and later work, on all ranks. From any thread; never throws.
+  void abort(ErrorKind kind, const std::string& cause) noexcept;
+  /// Waits briefly for pending work, then fails it and notifies the peers. Idempotent, never
+  /// throws.
+  void shutdown() noexcept;
+  bool faulted(ErrorKind* kind = nullptr) const;
+  std::uint64_t sequence() const;
+  EngineInfo info() const;
+  /// Whether the group is on several hosts; false while that is undecided.
+  bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::MultiHost; }
+  const EngineConfig& config() const { return config_; }
+  const std::shared_ptr<LocalProcess>& process() const { return process_; }
+
+ private:
+  enum class Path { Undecided, Local, Shared, MultiHost };
+
+  bool admit(std::unique_lock<std::mutex>& lock, Task& task, bool here);
+  void execute(Task& task);
+  void decide(Milliseconds timeout);
+  void decideSpin(bool coreEach);
+  PublishedError explain(int peer, const std::string& text) const noexcept;
+  template <typename Connect>
+  void connect(Connect connect);
+  std::shared_ptr<Network> network();
+  void stopConnecting();
+  void span(const Agreement& agreement, Milliseconds timeout);
+  PointToPoint& madePointToPoint();
+  struct HostWatch;
+  void watchHost();
+  void endHostWatch() noexcept;
+  bool lookAtHost() noexcept;
+  void failIdle(ErrorKind kind, const std::string& cause) noexcept;
+  void release(std::unique_lock<std::mutex>& lock);
+  bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
+  void wakeWorker();
+  void work();
+  void refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call, std::uint64_t seq);
+  [[noreturn]] void failHere(const Request& request, const Error& error);
+  void takeConnectionsBack() noexcept;
+  PublishedError tellPeers(const PublishedError& fault) noexcept;
+  void checkPeers(const std::string& prefix) const;
+
+  const EngineConfig config_;
+  const CoreSet cores_ = allowedCores();
+  std::atomic<int> spinMicros_{0};    // while waiting for other ranks; decided with the transport
+  std::atomic<int> lingerMicros_{0};  // while waiting for another thread of this process
+  const std::uint64_t forkGeneration_;
+  std::shared_ptr<KeyValueStore> store_;
+  mutable ErrorChannel errors_;
+  const MakeNetwork makeNetwork_;
+  std::shared_ptr<Network> network_;
+  std::mutex networkMutex_;
+  std::shared_ptr<LocalProcess> process_;
+  std::unique_ptr<GroupMemory> memory_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::unique_ptr<SegmentStream> stream_;
+  std::unique_ptr<PointToPoint> pointToPoint_;
+  std::once_flag pointToPointMade_;
+  MultiHost multiHost_;
+  std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
+  std::atomic<Path> path_{Path::Undecided};
+  std::string reason_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<TaskRef> queue_;
+  bool running_ = false;
+  std::uint64_t sequence_ = 0;  // of the last admitted collective
+  bool workerAwake_ = false;
+  bool closed_ = false;
+  std::atomic<bool> refused_{false};     // a call was refused because the group has failed
+  std::optional<PublishedError> fault_;  // for which this rank has aborted the group
+  std::atomic<bool> spinDecided_{false};
+  std::atomic<TimePoint> nextSpinLook_{TimePoint{}};
+};
+
+}  // namespace fastcoll

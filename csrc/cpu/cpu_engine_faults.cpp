@@ -1,0 +1,185 @@
+// How a group fails on this rank, and on the ranks that share no memory with it.
+#include <mutex>
+#include <thread>
+
+#include "base/fork.hpp"
+#include "base/log.hpp"
+#include "cpu/cpu_engine.hpp"
+#include "cpu/worker_pool.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Limit on one write to, or read from, the store. A reachable store needs less than 1 ms.
+constexpr Milliseconds kTelling{100};
+// Time for the first rank that detects a fault to write it, and for the kernel to end a process.
+constexpr Milliseconds kWhoBroke{500};
+
+}  // namespace
+
+PublishedError CpuEngine::tellPeers(const PublishedError& fault) noexcept {
+  if (rendezvous_ == nullptr) return fault;
+  try {
+    return errors_.publish(rendezvous_->faultKeys(), fault, kTelling);
+  } catch (const std::exception&) {
+    return fault;
+  }
+}
+
+void CpuEngine::checkPeers(const std::string& prefix) const {
+  if (const auto fault = errors_.check({rendezvous_->faultKeys()[0]}, Milliseconds(0))) {
+    throw Error(fault->kind, prefix + fault->text);
+  }
+}
+
+/// Why the connection to a peer broke, or (-1) one of a collective: the fault that a rank
+/// published, or that a process has ended.
+PublishedError CpuEngine::explain(int peer, const std::string& text) const noexcept {
+  const bool known = peer >= 0;
+  PublishedError fault{ErrorKind::Backend,
+                       known ? brokeOff(memory_->memberName(peer), text) : text};
+  try {
+    const auto began = Clock::now(), until = began + (known ? kTelling : kWhoBroke);
+    const std::string key = known ? rendezvous_->faultKeyOf(peer) : rendezvous_->faultKeys()[0];
+    while (Clock::now() < until) {
+      if (auto first = errors_.check({key}, Milliseconds(20))) return *first;
+      std::string ended;
+      if (known) {
+        if (rendezvous_->hasEnded(peer)) ended = memory_->memberName(peer);
+      } else if (Clock::now() >= began + kTelling) {
+        // An ended process may have sent a close notice before, so its peers had time to publish.
+        ended = rendezvous_->endedProcesses();
+      }
+      if (!ended.empty()) {
+        // It may have published a fault before. The first answer may be of a read that began before
+        // this call, so read twice.
+        for (int read = 0; read < 2; ++read) {
+          if (auto first = errors_.check({key}, kTelling)) return *first;
+        }
+        fault.text = concat(ended, ": connection closed by peer (process died)",
+                            known ? kReadLog : "; " + text);
+        break;
+      }
+      std::this_thread::sleep_for(Milliseconds(5));
+    }
+  } catch (const std::exception&) {
+  }
+  return fault;
+}
+
+/// Fails the group with this rank's fault. Throws that fault, or the one that came first.
+void CpuEngine::failHere(const Request& request, const Error& error) {
+  PublishedError fault{error.kind(), causeOf(error)};
+  const std::string own = fault.text;
+  if (isUnexplained(error)) fault = explain(-1, own);
+  abort(fault.kind, fault.text);
+  takeConnectionsBack();
+  const Path path = path_.load(std::memory_order_acquire);
+  if (path == Path::Undecided || path == Path::MultiHost) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (fault_) fault = *fault_;
+  }
+  // The late rank's own error is more precise than the others' error.
+  const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
+  if (late || fault.text == own) throw error;
+  throw Error(fault.kind,
+              errorHead(collectiveName(request.collective), config_, request.seq) + fault.text);
+}
+
+/// Called after a collective and its group have failed, before the caller gets the error.
+void CpuEngine::takeConnectionsBack() noexcept {
+  PointToPoint* pointToPoint = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pointToPoint = pointToPoint_.get();
+  }
+  if (pointToPoint != nullptr) pointToPoint->giveBack();
+}
+
+void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
+  if (forkGeneration_ != forkGeneration()) return;  // a forked child has no part in the group
+  config_.failing();
+  try {
+    PublishedError fault{kind, cause};
+    // Shared memory notifies only the ranks of this host.
+    const Path path = path_.load(std::memory_order_acquire);
+    bool told = path == Path::Shared || (path != Path::MultiHost && faulted());
+    if (path == Path::MultiHost) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      told = fault_.has_value();
+    }
+    if (!told) fault = tellPeers(fault);
+    if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
+    if (rendezvous_ != nullptr) rendezvous_->cancel();
+    PointToPoint* pointToPoint = nullptr;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!fault_) fault_ = fault;
+      changed_.notify_all();
+      pointToPoint = pointToPoint_.get();
+    }
+    if (pointToPoint != nullptr) pointToPoint->failAll();
+  } catch (...) {
+    log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
+  }
+}
+
+// --- a fault of this host, while its leader calls nothing ----------------------------------------
+
+/// The keeper thread's pointer to an engine; null when the engine is about to end.
+struct CpuEngine::HostWatch {
+  std::mutex mutex;
+  CpuEngine* engine;
+};
+
+/// Ranks of a host detect each other's deaths and aborts in their calls. They may make no call for
+/// a long time, while another host waits for their leader or for a message. So the keeper thread of
+/// each rank checks periodically.
+void CpuEngine::watchHost() {
+  hostWatch_ = std::make_shared<HostWatch>();
+  hostWatch_->engine = this;
+  process_->watch([watch = hostWatch_] {
+    const std::lock_guard<std::mutex> lock(watch->mutex);
+    return watch->engine != nullptr && watch->engine->lookAtHost();
+  });
+}
+
+void CpuEngine::endHostWatch() noexcept {
+  if (hostWatch_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(hostWatch_->mutex);
+  hostWatch_->engine = nullptr;
+}
+
+/// Called by the keeper thread, which must not wait. False ends the watch.
+bool CpuEngine::lookAtHost() noexcept {
+  ErrorKind kind = ErrorKind::Backend;
+  std::string cause;
+  for (const int peer : multiHost_.hosts.local()) {
+    if (peer == config_.rank || !memory_->isDead(peer) || memory_->hasLeft(peer)) continue;
+    cause = memory_->causeOfSilence(peer);
+  }
+  if (memory_->aborted()) memory_->recorded(kind, cause);
+  if (cause.empty()) return true;
+  try {
+    runOnWorker([weak = weak_from_this(), kind, cause] {
+      if (const auto self = weak.lock()) self->failIdle(kind, cause);
+    });
+  } catch (const std::exception&) {  // no thread: the next call detects the fault
+  }
+  return false;
+}
+
+/// Fails the group. Closes the connections, so the other hosts detect that it has failed.
+void CpuEngine::failIdle(ErrorKind kind, const std::string& cause) noexcept {
+  abort(kind, cause);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (running_ || closed_) return;  // the running call, or the shutdown, closes them
+    running_ = true;
+  }
+  if (multiHost_.links != nullptr) multiHost_.links->close();
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  release(lock);
+}
+
+}  // namespace fastcoll

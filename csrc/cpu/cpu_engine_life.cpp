@@ -1,0 +1,200 @@
+// The parts of CpuEngine other than its queue: how the first collective, point-to-point and
+// monitored barriers begin, and how a group is shut down.
+#include "base/fork.hpp"
+#include "base/log.hpp"
+#include "cpu/cpu_engine.hpp"
+
+namespace fastcoll {
+namespace {
+// How long a waiter spins if every local rank has a core of its own; see docs/concepts/faults.md.
+constexpr int kSpinMicros = 50;
+// How often a rank that has met a peer checks whether all ranks have created the group.
+constexpr Milliseconds kSpinLook{200};
+// A group of several hosts has rings inside a host that are longer by this factor. One transfer
+// between hosts is a quarter of a ring. It costs Gloo the same for 0.5 and for 2 MiB.
+constexpr std::size_t kMultiHostRing = 4;
+}  // namespace
+
+// --- the first collective -----------------------------------------------------------------------
+
+void CpuEngine::decide(Milliseconds timeout) {
+  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
+  decideSpin(agreement.coreEach);
+  if (agreement.hosts.count() == 1) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(),
+                                              config_.settings.ringBytes, spinMicros_,
+                                              config_.settings.storesChoice());
+    reason_ = agreement.reason;
+    path_.store(Path::Shared, std::memory_order_release);
+    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
+                               ": transport shm, because ", agreement.reason));
+    return;
+  }
+  span(agreement, timeout);
+}
+
+/// `coreEach`: every rank has a core of its own, so spinning delays no other rank.
+void CpuEngine::decideSpin(bool coreEach) {
+  spinDecided_ = true;
+  const int chosen = static_cast<int>(config_.settings.spinMicros);
+  spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
+  // With a second core, spinning delays no other thread of this process either.
+  lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
+}
+
+/// Runs `connect`, which connects ranks of several hosts. Turns its errors, except CannotConnect,
+/// into ConnectionLost.
+template <typename Connect>
+void CpuEngine::connect(Connect connect) {
+  const std::string head =
+      concat(errorHead("init", config_, 0), memory_->memberName(config_.rank), ": ");
+  try {
+    connect();
+  } catch (const CannotConnect& error) {
+    throw Error(error.kind(), head + error.what());
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    const std::string line = text.substr(0, text.find('\n'));
+    const bool named = line.rfind("fastcoll.", 0) == 0;  // it names the call and the rank
+    throw ConnectionLost(error.kind(), named ? line : head + line);
+  }
+}
+
+/// The network to other hosts, shared by collectives and point-to-point.
+std::shared_ptr<Network> CpuEngine::network() {
+  const std::lock_guard<std::mutex> lock(networkMutex_);
+  if (network_ == nullptr) network_ = makeNetwork_();
+  return network_;
+}
+
+/// Ends all waits for peers to connect.
+void CpuEngine::stopConnecting() {
+  const std::lock_guard<std::mutex> lock(networkMutex_);
+  if (network_ != nullptr) network_->stopConnecting();
+}
+
+void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
+  multiHost_.hosts = agreement.hosts;
+  multiHost_.ringBytes = kMultiHostRing * config_.settings.ringBytes;
+  multiHost_.tuning = config_.tuning;
+  multiHost_.memory = memory_.get();
+  multiHost_.checkPeers = [this](const std::string& site) { checkPeers(site); };
+  multiHost_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeOf(error)}); };
+  multiHost_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
+  const Hosts& hosts = multiHost_.hosts;
+  if (hosts.local().size() > 1) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), multiHost_.ringBytes,
+                                              spinMicros_, config_.settings.storesChoice());
+    stream_->setGrace(kGrace);
+    multiHost_.stream = stream_.get();
+  }
+  if (hosts.leads()) {
+    std::unique_ptr<Links> links;
+    connect([&] {
+      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace,
+                                      multiHost_.checkPeers);
+    });
+    multiHost_.links = std::move(links);
+  }
+  if (hosts.local().size() > 1) watchHost();
+  reason_ = agreement.reason;
+  path_.store(Path::MultiHost, std::memory_order_release);
+  const bool asked = config_.settings.transport == "gloo";
+  log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
+      concat("group '", config_.name, "': the ranks are on ", hosts.count(),
+             " hosts, with Gloo between them, because ", agreement.reason));
+}
+
+// --- point-to-point ----------------------------------------------------------------------------
+
+PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    refuseIfUnusable(lock, call, seq);
+  }
+  return madePointToPoint();
+}
+
+PointToPoint& CpuEngine::madePointToPoint() {
+  std::call_once(pointToPointMade_, [this] {
+    PointToPoint::Setup setup;
+    setup.ringBytes = config_.settings.ringBytes;
+    setup.stores = config_.settings.storesChoice();
+    setup.failing = config_.failing;
+    setup.tellUnmet = [this] {
+      PublishedError fault;
+      memory_->recorded(fault.kind, fault.text);
+      tellPeers(fault);
+    };
+    setup.met = [this] {
+      const auto now = Clock::now();
+      if (spinDecided_ || now < nextSpinLook_.load()) return;
+      nextSpinLook_ = now + kSpinLook;
+      try {
+        if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
+      } catch (const std::exception&) {
+        // The store is gone, or a rank that these messages do not need has a wrong record. The next
+        // collective raises that error.
+      }
+    };
+    setup.network = [this] { return network(); };
+    setup.whyLost = [this](int peer, const std::string& text) { return explain(peer, text); };
+    setup.owner = weak_from_this();
+    auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, setup);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pointToPoint_ = std::move(made);
+  });
+  return *pointToPoint_;
+}
+
+void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    refuseIfUnusable(lock, "monitored_barrier", 0);
+  }
+  if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
+}
+
+// --- end ---------------------------------------------------------------------------------------
+
+void CpuEngine::shutdown() noexcept {
+  if (forkGeneration_ != forkGeneration()) return;
+  endHostWatch();
+  const auto failPending = [this] {
+    abort(ErrorKind::Backend,
+          concat("the group was destroyed on rank ", config_.rank,
+                 " with work pending. Wait for all work before you destroy a group."));
+  };
+  try {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    const auto idle = [this] { return !running_ && queue_.empty(); };
+    // Wait briefly for work that is about to end. Fail the rest without a longer wait.
+    bool ended = changed_.wait_for(lock, Milliseconds(300), idle);
+    if (!ended) {
+      lock.unlock();
+      failPending();
+      lock.lock();
+      ended = changed_.wait_for(lock, Milliseconds(500), idle);
+    }
+    PointToPoint* const pointToPoint = pointToPoint_.get();
+    lock.unlock();
+    const bool keep =
+        pointToPoint != nullptr && !pointToPoint->flush(Clock::now() + Milliseconds(500));
+    stopConnecting();
+    if (pointToPoint != nullptr) {
+      pointToPoint->stop();
+      if (pointToPoint->hasPending()) failPending();
+    }
+    if (memory_ == nullptr) return;
+    if (ended) multiHost_.links.reset();
+    memory_->close(keep);
+    // A thread that still runs a collective may write to peers' memory, so leave only without one.
+    if (ended) memory_->leave();
+  } catch (...) {
+    log(LogLevel::Warn, concat("group '", config_.name, "': the shutdown failed"));
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,343 @@
+#include "cpu/hosts/links.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/interrupt.hpp"
+#include "shm/wait.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr int kFrames = 0;  // the tag of frames
+
+/// The tag of data.
+int tagOf(Links::StepTag step, std::size_t bytes) {
+  constexpr std::size_t kLengths = std::size_t{1} << 29;
+  return static_cast<int>(2 * (bytes % kLengths)) + step;
+}
+
+// A wait that has lasted this long checks the frames of another host, the next one each time.
+constexpr Milliseconds kLook{1000};
+// Time for a close notice in flight, when the connection in the other direction breaks first.
+constexpr Milliseconds kNotice{100};
+
+}  // namespace
+
+/// Runs `call`. If the connection breaks, the error names the host.
+template <typename Call>
+auto Links::lost(int host, Call call) {
+  try {
+    return call();
+  } catch (const ConnectionLost& error) {
+    throwIfLeft(host);
+    throw ConnectionLost(error.kind(),
+                         prefix_ + brokeOff(memory_.memberName(hosts_.leader(host)), error.what()));
+  }
+}
+
+Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
+             const std::string& id, Milliseconds timeout, Milliseconds grace, CheckPeers checkPeers)
+    : hosts_(hosts),
+      memory_(memory),
+      room_(std::max(kInlineBytes, 2 * sizeof(std::uint64_t) * hosts.most() * hosts.most())),
+      network_(std::move(network)),
+      checkPeers_(std::move(checkPeers)),
+      grace_(grace) {
+  const int count = hosts.count(), here = hosts.here();
+  links_.resize(count);
+  for (int step = 1; step < count; ++step) others_.push_back((here + step) % count);
+  prefix_ = errorHead("init", memory.identity());
+  // Connect in rounds. In each, every host has one partner, so no host waits for more than one.
+  int rounds = 1;
+  while (rounds < count) rounds *= 2;
+  const auto limit = std::min(timeout, Network::kConnect);
+  for (int round = 1; round < rounds; ++round) {
+    const int peer = here ^ round;
+    if (peer >= count) continue;
+    const int low = std::min(here, peer), high = std::max(here, peer);
+    Link& made = link(peer);
+    made.connection = lost(peer, [&] {
+      return network_->connect(concat(id, "/", low, "-", high), here == low, limit,
+                               [this] { checkPeers_(prefix_); });
+    });
+    const std::size_t bytes = sizeof(Head) + room_;
+    made.out.reset(new std::uint8_t[bytes]);
+    for (auto& buffer : made.in) buffer.reset(new std::uint8_t[bytes]);
+    while (made.gone.empty() && made.coming.size() < kAhead) post(made);
+  }
+}
+
+Links::~Links() {
+  // Closing a connection may drop what the peer has not read. A peer has read this close notice
+  // when it sends its own or closes the connection. It closes the connection if its own collective
+  // cannot end any more. If the peer is late, at least its kernel has the notice.
+  const auto now = Clock::now();
+  const auto each = [this](auto use) {
+    for (const int host : others_) {
+      try {
+        if (link(host).connection != nullptr) use(link(host));
+      } catch (const std::exception&) {  // the connection is lost
+      }
+    }
+  };
+  bool connected = false;
+  each([&](Link& peer) {
+    connected = true;
+    peer.leaving = peer.connection->send(&peer.closeNotice, sizeof(Head), kFrames);
+  });
+  each([&](Link& peer) { awaitCloseNotice(peer, now + Network::kGoodbye); });
+  each([&](Link& peer) {
+    if (peer.sending != nullptr) peer.sending->wait(now + Network::kDrain);
+  });
+  if (connected) network_->drain(now + Network::kDrain);
+  close();
+}
+
+/// Waits for the peer's close notice, after the frames of collectives that this rank does not run.
+void Links::awaitCloseNotice(Link& peer, TimePoint until) {
+  for (bool left = false; !left && !peer.coming.empty();) {
+    if (auto& next = peer.coming.front(); next != nullptr && !next->wait(until)) return;
+    peer.coming.pop_front();
+    peer.present = (peer.present + 1) % (kAhead + 1);
+    left = headAt(peer).closeNotice != 0;
+  }
+}
+
+/// Throws if the host's close notice has arrived. If a host leaves, the connection to it may break
+/// before its notice has arrived over the other one.
+void Links::throwIfLeft(int host) {
+  Link& peer = link(host);
+  const auto until = Clock::now() + kNotice;
+  try {
+    for (std::size_t i = 0; i < peer.coming.size(); ++i) {
+      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(until)) return;
+      peer.coming[i].reset();
+      if (headAt(peer, i + 1).closeNotice != 0) throwLeft(host);
+    }
+  } catch (const PeerLeft&) {
+    throw;
+  } catch (const ConnectionLost&) {  // nothing more arrives
+  }
+}
+
+void Links::throwLeft(int host) const {
+  throw PeerLeft(ErrorKind::Backend, concat(prefix_, memory_.memberName(hosts_.leader(host)),
+                                            " left the group (close notice sent) before ",
+                                            describe(signature_), kSameCalls));
+}
+
+/// Posts a receive after those already posted. If the peer has left, the next wait reports it.
+void Links::post(Link& peer) {
+  try {
+    const std::size_t free = (peer.present + peer.coming.size() + 1) % (kAhead + 1);
+    peer.coming.push_back(
+        peer.connection->receive(peer.in[free].get(), sizeof(Head) + room_, kFrames));
+  } catch (const ConnectionLost& error) {
+    peer.gone = error.what();
+  }
+}
+
+/// The head of the frame that was awaited last, or of one `ahead` of it.
+Links::Head Links::headAt(const Link& peer, std::size_t ahead) const {
+  Head head;
+  std::memcpy(&head, peer.in[(peer.present + ahead) % (kAhead + 1)].get(), sizeof head);
+  return head;
+}
+
+void Links::close() noexcept {
+  for (Link& peer : links_) {
+    peer.sending.reset();
+    peer.leaving.reset();
+    peer.coming.clear();
+    peer.connection.reset();
+  }
+}
+
+void Links::begin(const Request& request, std::string prefix) {
+  request_ = &request;
+  before_ = signature_;
+  signature_ = request.signature();
+  ++call_;
+  deadline_ = request.deadline;
+  timeout_ = request.timeout;
+  prefix_ = std::move(prefix);
+  if (!others_.empty() && link(others_[0]).connection == nullptr) {
+    throw Error(ErrorKind::Backend,
+                concat(prefix_,
+                       "the connections to other hosts are closed, because the group failed or was "
+                       "destroyed",
+                       kInitAgain));
+  }
+}
+
+/// Waits until the last frame to the host is sent, because its memory is reused.
+void Links::settle(int host) {
+  try {
+    wait(host, link(host).sending);
+  } catch (const ConnectionLost&) {  // the next send reports it
+    link(host).sending.reset();
+  }
+}
+
+std::uint8_t* Links::frame(int host) {
+  settle(host);
+  return link(host).out.get() + sizeof(Head);
+}
+
+void Links::sendFrame(int host, std::size_t bytes) {
+  settle(host);
+  Link& peer = link(host);
+  const Head head{signature_, before_, call_, bytes, 0};
+  std::memcpy(peer.out.get(), &head, sizeof head);
+  peer.sending = lost(
+      host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
+}
+
+/// Shows a host that only sends data to this one that this one takes part. That host may have left
+/// since, so a lost connection is no error.
+void Links::acknowledge(int host) {
+  try {
+    sendFrame(host, 0);
+  } catch (const ConnectionLost&) {
+  }
+}
+
+void Links::awaitFrame(int host) {
+  compareLater(host);
+  compareNext(host);
+}
+
+void Links::compareLater(int host) {
+  if (link(host).later.has_value()) compareNext(host);
+  const auto& counts = request_->expectedCount;
+  const std::uint64_t expected = counts.empty() ? signature_.count : counts[hosts_.leader(host)];
+  link(host).later = Announced{signature_, expected, call_};
+}
+
+/// Waits for the next frame of the host, and compares it with `later`.
+void Links::compareNext(int host) {
+  Link& peer = link(host);
+  if (peer.coming.empty()) {
+    lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.gone); });
+  }
+  wait(host, peer.coming.front());
+  peer.coming.pop_front();
+  peer.present = (peer.present + 1) % (kAhead + 1);
+  const Announced mine = *peer.later;
+  peer.later.reset();
+  const Head head = headAt(peer);
+  if (head.closeNotice != 0) {
+    peer.coming.clear();
+    peer.gone = "close notice sent";
+    throwLeft(host);
+  }
+  compare(host, mine, head);
+  post(peer);
+}
+
+void Links::compare(int host, const Announced& mine, const Head& head) const {
+  if (head.call == mine.call && head.bytes <= room_ &&
+      agree(mine.signature, head.signature, mine.expected)) {
+    return;
+  }
+  // In a collective with different roots one of the two may have had nothing to send to the other.
+  // Then this frame is of the collective before or after.
+  if (head.call == mine.call + 1) mismatch(host, mine.signature, head.before);
+  if (head.call + 1 == call_) mismatch(host, before_, head.signature);
+  mismatch(host, mine.signature, head.signature);
+}
+
+void Links::mismatch(int host, const Signature& mine, const Signature& theirs) const {
+  throw Error(
+      ErrorKind::Backend,
+      prefix_ + fastcoll::mismatch(memory_.rank(), describe(mine),
+                                   memory_.memberName(hosts_.leader(host)), describe(theirs)));
+}
+
+std::size_t Links::frameBytes(int host) const {
+  return headAt(link(host)).bytes;
+}
+
+const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
+  if (const std::size_t there = frameBytes(host); there != bytes) {
+    throw Error(ErrorKind::Backend,
+                concat(prefix_, memory_.memberName(hosts_.leader(host)), " sent ", there,
+                       " bytes where ", bytes, " were expected in ", describe(signature_),
+                       ". All ranks must pass tensors of the same shape."));
+  }
+  return link(host).in[link(host).present].get() + sizeof(Head);
+}
+
+void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const {
+  throw Error(ErrorKind::Backend, prefix_ + splitMismatch(signature_, from, to, sent, expected));
+}
+
+TransferRef Links::send(int host, const void* data, std::size_t bytes, StepTag step) {
+  return lost(host, [&] { return link(host).connection->send(data, bytes, tagOf(step, bytes)); });
+}
+
+TransferRef Links::receive(int host, void* data, std::size_t bytes, StepTag step) {
+  return lost(host,
+              [&] { return link(host).connection->receive(data, bytes, tagOf(step, bytes)); });
+}
+
+void Links::wait(int host, TransferRef& transfer) {
+  if (transfer == nullptr) return;
+  const auto began = Clock::now();
+  for (;;) {
+    const auto until =
+        std::min<TimePoint>(deadlineAfter(deadline_, grace_), Clock::now() + kWaitSlice);
+    if (lost(host, [&] { return transfer->wait(until); })) break;
+    check(began);
+    if (transfer == nullptr) return;  // check() has found that it has ended
+    if (Clock::now() >= deadlineAfter(deadline_, grace_)) late(host);
+  }
+  transfer.reset();
+}
+
+/// Throws if a frame of a host that is not awaited has arrived, and is of another collective. Takes
+/// some milliseconds.
+void Links::lookAt(int host) {
+  Link& peer = link(host);
+  for (std::size_t i = 0; i < peer.coming.size(); ++i) {
+    try {
+      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(Clock::now())) return;
+    } catch (const ConnectionLost&) {  // the next wait reports it
+      return;
+    }
+    peer.coming[i].reset();
+    const Head head = headAt(peer, i + 1);
+    if (head.closeNotice != 0) return;
+    if (i == 0 && peer.later.has_value()) {
+      compare(host, *peer.later, head);
+    } else if (head.call <= call_) {
+      compare(host, {signature_, head.signature.count, call_}, head);
+    } else if (head.call == call_ + 1 && !agree(signature_, head.before, head.before.count)) {
+      mismatch(host, signature_, head.before);
+    }
+  }
+}
+
+void Links::check(TimePoint began) {
+  checkInterrupt();
+  if (memory_.aborted()) {
+    memory_.passOn();
+    memory_.throwAborted(prefix_);
+  }
+  checkPeers_(prefix_);
+  if (Clock::now() < began + kLook) return;
+  looked_ = (looked_ + 1) % others_.size();
+  lookAt(others_[looked_]);
+}
+
+void Links::late(int host) const {
+  std::string ranks;
+  for (const int rank : hosts_.ranks(host)) {
+    ranks += concat(ranks.empty() ? "" : ", ", memory_.memberName(rank));
+  }
+  throw Error(ErrorKind::Timeout,
+              prefix_ + timedOut(signature_, timeout_, concat(kUnreachable, ranks)));
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,101 @@
+#include "cpu/hosts/long_messages.hpp"
+
+#include <algorithm>
+
+#include "base/interrupt.hpp"
+#include "cpu/hosts/multi_host.hpp"
+#include "shm/wait.hpp"
+
+namespace fastcoll {
+namespace {
+constexpr std::size_t kShort = 32 * 1024;
+}
+
+bool LongMessages::areLong(std::size_t bytes) {
+  return bytes > kShort;
+}
+
+LongMessages::LongMessages(MultiHost& multiHost, const Request& request)
+    : multiHost_(multiHost), request_(request) {}
+
+/// Runs `call`. If the connection breaks, the error names the rank.
+template <typename Call>
+auto LongMessages::lost(int rank, Call call) const {
+  try {
+    return call();
+  } catch (const ConnectionLost& error) {
+    if (multiHost_.links != nullptr) multiHost_.links->throwIfLeft(multiHost_.hosts.hostOf(rank));
+    throw ConnectionLost(
+        error.kind(),
+        multiHost_.prefix + brokeOff(multiHost_.memory->memberName(rank), error.what()));
+  }
+}
+
+void LongMessages::begin() {
+  if (pending_.empty()) return;
+  if (connections_ == nullptr) connections_ = &multiHost_.connections();
+  for (Pending& one : pending_) {
+    if (one.transfer != nullptr) continue;
+    if (lost(one.rank, [&] { return connections_->borrow(one.rank); })) beginOne(one);
+  }
+}
+
+void LongMessages::beginOne(Pending& one) {
+  const std::size_t bytes = one.message->bytes();
+  std::uint8_t* memory = one.message->contiguous(0, bytes);
+  if (memory == nullptr) {
+    multiHost_.copies.emplace_back(new std::uint8_t[bytes]);
+    one.copy = memory = multiHost_.copies.back().get();
+    if (one.sends) one.message->read(0, bytes, memory);
+  }
+  one.transfer = lost(one.rank, [&] {
+    return one.sends ? connections_->sendTo(one.rank, memory, bytes)
+                     : connections_->receiveFrom(one.rank, memory, bytes);
+  });
+}
+
+void LongMessages::finish() {
+  began_ = Clock::now();
+  const auto waits = [](const Pending& one) { return one.transfer == nullptr; };
+  for (;;) {
+    const auto one = std::find_if(pending_.begin(), pending_.end(), waits);
+    if (one == pending_.end()) break;
+    begin();
+    if (one->transfer != nullptr) continue;
+    connections_->awaitConnection(Clock::now() + kWaitSlice);
+    checkTime(*one);
+  }
+  for (Pending& one : pending_) wait(one);
+  multiHost_.copies.clear();
+  if (connections_ != nullptr) connections_->giveBack();
+}
+
+void LongMessages::wait(Pending& one) {
+  const auto ended = [&] { return one.transfer->wait(Clock::now() + kWaitSlice); };
+  while (!lost(one.rank, ended)) {
+    checkTime(one);
+  }
+  one.transfer.reset();
+  if (one.copy != nullptr && !one.sends) {
+    one.message->write(0, one.message->bytes(), one.copy);
+  }
+}
+
+/// Call between waits. Throws if the group has failed. Throws a time-out when the deadline has
+/// passed and, after it, the time for hosts to report their late ranks.
+void LongMessages::checkTime(const Pending& one) {
+  if (multiHost_.links != nullptr) {
+    multiHost_.links->check(began_);
+  } else {
+    checkInterrupt();
+    multiHost_.stream->throwIfAborted();
+    multiHost_.checkPeers(multiHost_.prefix);  // the leader may have nothing to wait for
+  }
+  if (Clock::now() < deadlineAfter(request_.deadline, 2 * kGrace)) return;
+  throw Error(
+      ErrorKind::Timeout,
+      multiHost_.prefix + timedOut(request_.signature(), request_.timeout,
+                                   concat(kUnreachable, multiHost_.memory->memberName(one.rank))));
+}
+
+}  // namespace fastcoll

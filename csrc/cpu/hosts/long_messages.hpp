@@ -1,0 +1,81 @@
+// Long messages of an exchange between hosts. Each goes from its sender to its receiver, over a
+// connection of the two and from memory to memory. It bypasses the leaders, which would copy it
+// three times more.
+//
+// A message goes only to a receive of its own length (modulo 2^30 - 2). So ranks that disagree
+// never send each other data without room for it. Leaders compare the sizes of their ranks, and no
+// rank reports success before that. If the ranks are connected, messages begin first and overlap
+// the leaders' exchange. The first time, the ranks connect after it, because then both take part,
+// and agree.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/algorithms/algorithm.hpp"
+#include "network/connection.hpp"
+
+namespace fastcoll {
+
+/// A rank's connections to ranks of other hosts. Point-to-point owns them, and lends them to the
+/// collective that runs.
+class PeerConnections {
+ public:
+  virtual ~PeerConnections() = default;
+  /// Borrows the connection to the rank; false if there is none yet. One is then made as soon as
+  /// the rank borrows it, too. Throws what prevents it.
+  virtual bool borrow(int rank) = 0;
+  /// Waits until a wanted connection is made, or until `until`.
+  virtual void awaitConnection(TimePoint until) = 0;
+  /// As in Connection, over a borrowed connection. Matched with each other only, by length.
+  virtual TransferRef sendTo(int rank, const void* data, std::size_t bytes) = 0;
+  virtual TransferRef receiveFrom(int rank, void* data, std::size_t bytes) = 0;
+  /// Gives all connections back. If the group has failed, no thread uses a transfer's memory
+  /// afterwards.
+  virtual void giveBack() noexcept = 0;
+};
+
+struct MultiHost;
+
+class LongMessages {
+ public:
+  /// Whether a message is so long that a network transfer of its own is worth its time.
+  static bool areLong(std::size_t bytes);
+
+  LongMessages(MultiHost& multiHost, const Request& request);
+
+  /// Call for all messages before anything else.
+  void send(int to, const Message& message) {
+    pending_.push_back({to, true, &message, nullptr, {}});
+  }
+  void receive(int from, const Message& message) {
+    pending_.push_back({from, false, &message, nullptr, {}});
+  }
+  /// Begins the messages whose ranks are connected.
+  void begin();
+  /// Connects the other ranks, begins their messages, and waits for all.
+  void finish();
+
+ private:
+  struct Pending {
+    int rank;
+    bool sends;
+    const Message* message;
+    std::uint8_t* copy;  // of a message that is not contiguous
+    TransferRef transfer;
+  };
+
+  void beginOne(Pending& one);
+  void wait(Pending& one);
+  void checkTime(const Pending& one);
+  template <typename Call>
+  auto lost(int rank, Call call) const;
+
+  MultiHost& multiHost_;
+  const Request& request_;
+  PeerConnections* connections_ = nullptr;
+  std::vector<Pending> pending_;
+  TimePoint began_;  // when finish() began to wait
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,136 @@
+// Faults of point-to-point: a peer dies or leaves, an operation times out, or the group has failed.
+#include <utility>
+
+#include "cpu/point_to_point/point_to_point.hpp"
+
+namespace fastcoll {
+namespace {
+constexpr Milliseconds kComeBack{1000};
+}  // namespace
+
+void PointToPoint::failAll() {
+  Finished finished;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failAllLocked(finished);
+  }
+  complete(finished);
+}
+
+/// Reports the fault, once, to ranks that share no memory with this one.
+void PointToPoint::tellUnmet() {
+  if (!std::exchange(toldUnmet_, true)) setup_.tellUnmet();
+}
+
+void PointToPoint::failAllLocked(Finished& finished) {
+  // Pass the fault on to all peers, because each rank has met only those that it exchanges messages
+  // with. A receiver may be reading a message in place, in this rank's arena. It must see the fault
+  // before the sender's caller may write there again. Otherwise it would report success for what it
+  // read.
+  memory_.passOn();
+  if (anyElsewhere_) tellUnmet();  // before they detect the closed connections
+  closeUnused();
+  for (auto next = all_.begin(); next != all_.end();) {
+    const PointToPointRef op = *next++;
+    // The network may still use its memory: fail it later, when the channel is closed.
+    const int peer = op->send ? op->peer : op->source;
+    if (op->bodyUnderWay_ && peers_[peer].channel) continue;
+    try {
+      memory_.throwAborted(errorHead(op->send ? "send" : "recv", memory_.identity(), op->seq));
+    } catch (...) {
+      finished.emplace_back(op, std::current_exception());
+    }
+    op->ended_ = true;
+    all_.erase(op->place_);
+  }
+  receives_.clear();
+  unexpected_.clear();
+  anyReceives_ = 0;
+  held_ = 0;
+  for (Peer& peer : peers_) {
+    peer.sends.clear();
+    peer.asking.clear();
+    peer.answered.clear();
+    peer.open.clear();
+    peer.pulls.clear();
+    peer.wanted.clear();
+    peer.receives = 0;
+  }
+}
+
+void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& finished) {
+  memory_.abort(kind, cause);
+  tellUnmet();
+  failAllLocked(finished);
+}
+
+/// Fails with an error of this rank. Other ranks raise it too, so its text names this rank.
+void PointToPoint::failWith(const std::exception& error, Finished& finished) {
+  const auto* const known = dynamic_cast<const Error*>(&error);
+  const std::string own = memory_.memberName(memory_.rank());
+  const std::string text = error.what();
+  fail(known != nullptr ? known->kind() : ErrorKind::Backend,
+       text.rfind(own, 0) == 0 ? text : concat(own, ": ", text), finished);
+}
+
+// Fails if a peer of a pending operation has died or left, or if an operation has timed out.
+void PointToPoint::checkFaults(Finished& finished) {
+  const auto now = Clock::now();
+  for (const PointToPointRef& op : all_) {
+    if (op->peer != kAnySource && memory_.hear(op->peer)) return failAllLocked(finished);
+    std::string cause = causeOfSilence(*op, now);
+    // What the peer wrote before it ended counts. The next call checks the rest.
+    if (!cause.empty() && op->peer != kAnySource && advancePeer(op->peer, finished)) return;
+    ErrorKind kind = ErrorKind::Backend;
+    if (cause.empty() && now >= op->deadline) {
+      kind = ErrorKind::Timeout;
+      std::string state;
+      if (op->peer != kAnySource && memory_.isBound(op->peer)) {
+        state = concat(" (state ", memory_.process(op->peer).state(), ")");
+      } else if (op->peer != kAnySource) {
+        const bool met = peers_[op->peer].channel != nullptr;
+        state = met ? "" : ", which has not used the group for point-to-point with this rank";
+      }
+      cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state,
+                     ". Check that the peer makes the matching call, or raise the timeout.");
+    }
+    if (!cause.empty()) return fail(kind, cause, finished);
+  }
+}
+
+/// Whether the peer has left the group. The bound block may be of an earlier group of the same
+/// name, whose end does not concern this one. Then the peer has kComeBack to come back.
+bool PointToPoint::isGone(int rank, TimePoint now) {
+  const Peer& peer = peers_[rank];
+  if (peer.elsewhere) return peer.channel && peer.channel->heardGoodbye();
+  auto& since = peers_[rank].goneSince;
+  if (!memory_.hasLeft(rank)) {
+    since.reset();
+    return false;
+  }
+  if (memory_.isConfirmed(rank)) return true;
+  if (!since) since = now;
+  return now - *since > kComeBack;
+}
+
+/// Why no peer will answer the operation, or "".
+std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
+  // The whole body may have arrived, and its thread may be about to report that.
+  const int other = op.send ? op.peer : op.source;
+  if (op.bodyUnderWay_ && peers_[other].lost.empty()) return "";
+  const bool any = op.peer == kAnySource;
+  int absent = -1;
+  int gone = 0;
+  for (int rank = any ? 0 : op.peer; rank <= (any ? memory_.size() - 1 : op.peer); ++rank) {
+    if (rank == memory_.rank()) continue;
+    const bool dead = memory_.isDead(rank);
+    if (!dead && !isGone(rank, now)) continue;
+    absent = rank;
+    if (dead) gone = memory_.size();  // one death is enough: that rank may have been the sender
+    ++gone;
+  }
+  if (absent < 0 || gone < (any ? memory_.size() - 1 : 1)) return "";
+  return memory_.causeOfSilence(absent, describe(op));
+}
+
+}  // namespace fastcoll

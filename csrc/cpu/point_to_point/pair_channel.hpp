@@ -1,0 +1,85 @@
+// The one-way channel from a sender to a receiver, in the sender's arena. The sender creates it for
+// its first message to that receiver, and stores its offset in its PeerLink.
+//
+// The sender writes records one behind another into a ring of bytes; the receiver takes them in
+// that order. It can take every record at once, because a message without a matching receive goes
+// to private memory. So no record in the ring ever waits for an earlier one.
+//
+// A message begins with a kMessage record; its number is its place among these records. Only the
+// beginning of a large message is eager. The receiver matches it to a receive and answers with its
+// number; then the rest follows in kPiece records. A message in the sender's arena is not copied.
+// Its record gives the offset, the receiver reads the message there, and its answer confirms that.
+//
+// A ring begins small, inside the channel. Before the first message that is not small, the sender
+// reserves a large ring. The small ring's last record gives the offset (kMove). A line that the
+// receiver's core still caches is slow to write. So the large ring is longer than a core's
+// second-level cache, and the sender always cycles through all of it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+
+namespace fastcoll {
+
+/// A record's first line. Its payload is in `payload` if it fits, else it begins in the next line.
+/// All other fields are written before `kind` and read after it.
+struct alignas(64) PairRecord {
+  /// kTaken and kGoodbye are used between hosts only; see remote_channel.hpp.
+  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kTaken, kGoodbye };
+  static constexpr std::size_t kLine = 64;
+  static constexpr std::size_t kInlineBytes = 32;
+
+  /// Released by the sender, acquired by the receiver. It is kNone at the place of the next record:
+  /// the sender clears it there before it publishes a record.
+  std::atomic<std::uint32_t> kind;
+  std::int32_t tag;
+  std::uint32_t length;  // bytes of payload
+  DType dtype;
+  std::uint8_t asks;    // kMessage: the sender awaits an answer
+  std::uint64_t bytes;  // kMessage: of the whole message; kMove: of the new ring
+  std::uint64_t where;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: a number
+  std::uint8_t payload[kInlineBytes];
+
+  /// Bytes of the ring for a record with `length` bytes of payload.
+  static std::size_t size(std::size_t length) {
+    return length <= kInlineBytes ? kLine : kLine + (length + kLine - 1) / kLine * kLine;
+  }
+};
+static_assert(sizeof(PairRecord) == PairRecord::kLine);
+static_assert(sizeof(DType) == 1);
+
+/// A record's fields, read once, because a broken peer may overwrite them.
+struct RecordHead {
+  PairRecord::Kind kind;
+  std::int32_t tag;
+  std::uint32_t length;
+  DType dtype;
+  bool asks;
+  std::uint64_t bytes;
+  std::uint64_t where;
+};
+
+struct PairChannel {
+  static constexpr std::size_t kAnswers = 16;
+  static constexpr std::size_t kFirstRingBytes = 32 * 1024;
+  /// A message of at most this size goes through any ring in one record.
+  static constexpr std::size_t kSmallBytes = 2048;
+
+  // Counts and positions only grow; release on write, acquire on read.
+  // Written by the sender.
+  alignas(64) std::atomic<std::uint64_t> heard;  // answers read; their slots may be reused
+  // Written by the receiver.
+  alignas(64) std::atomic<std::uint64_t> drained;  // position up to which the ring may be reused
+  alignas(64) std::atomic<std::uint64_t> answered;
+  std::atomic<std::uint64_t> answers[kAnswers];  // message numbers; relaxed, before `answered`
+  // Written by the receiver: it holds so many unmatched bytes that it wants no more eager ones. It
+  // has its own line, apart from the words that every message changes, because the sender polls it.
+  alignas(64) std::atomic<std::uint32_t> full;
+
+  alignas(64) std::uint8_t ring[kFirstRingBytes];
+};
+
+}  // namespace fastcoll

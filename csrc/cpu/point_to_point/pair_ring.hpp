@@ -1,0 +1,155 @@
+// The two ends of a PairChannel's ring: the sender writes records at one, and the receiver reads
+// them at the other. Neither end waits or locks, because one thread at a time uses it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "cpu/point_to_point/pair_channel.hpp"
+#include "shm/message.hpp"
+#include "shm/ring_stores.hpp"
+
+namespace fastcoll {
+
+/// The present ring, as each end has it. Positions count bytes since the channel began. `base` is
+/// the position of the present ring's first byte.
+struct PairRing {
+  std::uint8_t* data = nullptr;
+  std::size_t bytes = 0;  // a multiple of PairRecord::kLine
+  std::uint64_t base = 0;
+
+  PairRecord& record(std::uint64_t position) const {
+    return *reinterpret_cast<PairRecord*>(data + (position - base) % bytes);
+  }
+  /// Calls use(address, bytes) for the one or two runs of [position, position + length).
+  template <typename Use>
+  void visit(std::uint64_t position, std::size_t length, Use use) const {
+    const std::size_t start = (position - base) % bytes;
+    const std::size_t first = std::min(length, bytes - start);
+    if (first > 0) use(data + start, first);
+    if (length > first) use(data, length - first);
+  }
+};
+
+/// The one or two runs of a record's payload.
+using RecordBytes = std::array<std::pair<const std::uint8_t*, std::size_t>, 2>;
+
+class PairWriter {
+ public:
+  explicit PairWriter(PairChannel& channel)
+      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
+
+  /// Whether a record with `length` bytes of payload can be written now.
+  bool fits(std::size_t length) {
+    // write() also clears the line behind the record, so that line must be free too.
+    const std::size_t need = PairRecord::size(length) + PairRecord::kLine;
+    if (position_ + need <= free_) return true;
+    // Acquire: the receiver's reads of this memory come before the new record's writes.
+    const std::uint64_t drained = channel_.drained.load(std::memory_order_acquire);
+    free_ = std::max(drained, ring_.base) + ring_.bytes;
+    return position_ + need <= free_;
+  }
+
+  /// Writes a record that fits: the fields of `head`, then `head.length` bytes of the message from
+  /// `offset` on.
+  void write(const RecordHead& head, const Message& message, std::size_t offset) {
+    PairRecord& record = ring_.record(position_);
+    record.tag = head.tag;
+    record.length = head.length;
+    record.dtype = head.dtype;
+    record.asks = head.asks ? 1 : 0;
+    record.bytes = head.bytes;
+    record.where = head.where;
+    if (head.length <= PairRecord::kInlineBytes) {
+      message.read(offset, head.length, record.payload);
+    } else {
+      stores_.fill(head.length, [&](bool streaming) {
+        ring_.visit(position_ + PairRecord::kLine, head.length,
+                    [&](std::uint8_t* to, std::size_t n) {
+                      message.read(offset, n, to, streaming);
+                      offset += n;
+                    });
+        return std::size_t{head.length};
+      });
+    }
+    position_ += PairRecord::size(head.length);
+    ring_.record(position_).kind.store(PairRecord::kNone, std::memory_order_relaxed);
+    // Release publishes payload, fields and the cleared line; copyStreaming has ordered its stores
+    // before this one. It is seq_cst, because the sender then reads whether the receiver sleeps.
+    record.kind.store(head.kind, std::memory_order_seq_cst);
+    // Fetch the line that the next record clears now, not between its payload and its publication.
+    __builtin_prefetch(&ring_.record(position_ + PairRecord::kLine), 1);
+  }
+
+  /// Continues in another ring, at `offset` of the sender's arena. A record without payload must
+  /// fit.
+  void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset, const RingStores& stores) {
+    RecordHead head{};
+    head.kind = PairRecord::kMove;
+    head.bytes = bytes;
+    head.where = offset;
+    write(head, Message(), 0);
+    ring_ = {data, bytes, position_};
+    stores_ = stores;
+    free_ = position_ + bytes;
+  }
+
+  std::size_t ringBytes() const { return ring_.bytes; }
+  /// Whether the receiver has taken all records.
+  bool taken() const { return channel_.drained.load(std::memory_order_acquire) == position_; }
+
+ private:
+  PairChannel& channel_;
+  PairRing ring_;
+  RingStores stores_;  // plain in the small ring
+  std::uint64_t position_ = 0;
+  std::uint64_t free_ = PairChannel::kFirstRingBytes;  // end of the room, by the last `drained`
+};
+
+class PairReader {
+ public:
+  explicit PairReader(PairChannel& channel)
+      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
+
+  /// The next record, or nullptr while there is none.
+  const PairRecord* next() const {
+    const PairRecord& record = ring_.record(position_);
+    return record.kind.load(std::memory_order_acquire) == PairRecord::kNone ? nullptr : &record;
+  }
+  RecordHead head(const PairRecord& record) const {
+    return {static_cast<PairRecord::Kind>(record.kind.load(std::memory_order_relaxed)),
+            record.tag,
+            record.length,
+            record.dtype,
+            record.asks != 0,
+            record.bytes,
+            record.where};
+  }
+  /// The longest payload that the ring can hold. A record with a longer one is broken.
+  std::size_t most() const { return ring_.bytes - 2 * PairRecord::kLine; }
+  /// The runs of the next record's payload.
+  RecordBytes payload(const PairRecord& record, std::size_t length) const {
+    if (length <= PairRecord::kInlineBytes) return {{{record.payload, length}, {nullptr, 0}}};
+    RecordBytes runs{};
+    std::size_t run = 0;
+    ring_.visit(position_ + PairRecord::kLine, length,
+                [&](const std::uint8_t* from, std::size_t n) { runs[run++] = {from, n}; });
+    return runs;
+  }
+  void advance(std::size_t length) { position_ += PairRecord::size(length); }
+  /// Continues in another ring.
+  void move(std::uint8_t* data, std::size_t bytes) { ring_ = {data, bytes, position_}; }
+  /// Frees the room of all records taken so far. seq_cst, because this rank then reads whether the
+  /// sender sleeps.
+  void release() { channel_.drained.store(position_, std::memory_order_seq_cst); }
+
+ private:
+  PairChannel& channel_;
+  PairRing ring_;
+  std::uint64_t position_ = 0;
+};
+
+}  // namespace fastcoll

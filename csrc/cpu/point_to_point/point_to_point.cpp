@@ -1,0 +1,204 @@
+#include "cpu/point_to_point/point_to_point.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/topology.hpp"
+
+namespace fastcoll {
+namespace {
+
+/// The rings of a rank to all its peers take 32 MiB at most, in groups of up to 257 ranks.
+std::size_t ringBytesFor(std::size_t wanted, int size) {
+  const std::size_t peers = size - 1;
+  constexpr std::size_t kLeast = 128 * 1024;
+  const std::size_t share = wanted * 8 / std::max<std::size_t>(8, 2 * peers);
+  return std::max(share, kLeast) / kPage * kPage;
+}
+
+// A piece is so long that its hand-over costs little compared with its copy. It is so short that
+// the receiver copies one piece while the sender writes the next.
+constexpr std::size_t kPieceBytes = 64 * 1024;
+
+}  // namespace
+
+PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
+                           const std::atomic<int>& spinMicros, Setup setup)
+    : memory_(memory),
+      rendezvous_(rendezvous),
+      spinMicros_(spinMicros),
+      setup_(std::move(setup)),
+      ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
+      pieceBytes_(std::min(kPieceBytes, ringBytes_ / 4)),
+      peers_(memory.size()) {}
+
+PointToPoint::~PointToPoint() {
+  stop();
+}
+
+std::string PointToPoint::describe(const PointToPointOp& op) const {
+  const std::string peer = op.peer == kAnySource ? "any rank" : memory_.memberName(op.peer);
+  return concat(op.send ? "send" : "recv", "(seq ", op.seq, ", ", dtypeName(op.dtype), "[",
+                op.message.bytes() / elementSize(op.dtype), "], ", op.send ? "to " : "from ", peer,
+                ", tag ", op.tag, ")");
+}
+
+void PointToPoint::submit(PointToPointRef op) {
+  Finished finished;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    op->place_ = all_.insert(all_.end(), op);
+    if (op->send) {
+      peers_[op->peer].sends.push_back(op);
+    } else if (!matchUnexpected(op, finished)) {
+      receives_.push_back(op);
+      ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
+    }
+    progress(finished, false);
+    if (restless()) needBackground();
+    // It sleeps on the doorbell of this host, which peers on other hosts do not ring.
+    if (threadSleeps_ && anyElsewhere_) wakeBackground();
+  }
+  complete(finished);
+}
+
+void PointToPoint::poll() {
+  Finished finished;
+  if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    progress(finished, true);
+    callReaders();
+    callHelpers();
+    // On another thread: hooks may wait for the GIL, which a thread that polls a work holds.
+    if (showFault(finished)) {
+      try {
+        startJob([this, failed = finished]() mutable { complete(failed); });
+        return;
+      } catch (const std::exception&) {
+        // No thread could be started: complete them here.
+      }
+    }
+  }
+  complete(finished);
+}
+
+/// Whether any of the operations ends because the group has failed.
+bool PointToPoint::showFault(const Finished& finished) const {
+  return memory_.aborted() && std::any_of(finished.begin(), finished.end(),
+                                          [](const auto& one) { return one.second != nullptr; });
+}
+
+void PointToPoint::complete(Finished& finished) {
+  if (finished.empty()) return;
+  if (showFault(finished)) setup_.failing();
+  for (auto& [op, fault] : finished) {
+    op->complete(fault);
+    op->done.store(true, std::memory_order_seq_cst);
+  }
+  // Other threads of this process may sleep until one of these operations ends.
+  if (memory_.isOpen()) ring(memory_.rank());
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+  }  // a thread that has checked before this sleeps by now
+  changed_.notify_all();
+}
+
+/// Wakes the rank if it sleeps. No wake-up is lost: the sleeper announces itself and then checks
+/// everything once more. The caller has stored (seq_cst) before it checks for sleepers.
+void PointToPoint::ring(int rank) {
+  const bool self = rank == memory_.rank();
+  // A peer may have found this rank first. It cannot be rung before this rank has bound it, so it
+  // polls until then.
+  if (!self && !memory_.isBound(rank)) return;
+  Doorbell& bell = memory_.doorbell(rank);
+  if (bell.waiters.load(std::memory_order_seq_cst) == 0) return;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futexWakeAll(lowHalf(&bell.rings));
+}
+
+void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
+  // After a fault elsewhere the memory that was just read may already have been reused.
+  if (!op->send && memory_.aborted()) memory_.throwAborted("");
+  end(op, finished);
+}
+
+void PointToPoint::end(const PointToPointRef& op, Finished& finished) {
+  op->ended_ = true;
+  finished.emplace_back(op, nullptr);
+  all_.erase(op->place_);
+}
+
+/// Does what can be done without waiting; false if that was nothing.
+bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
+  ++looks_;
+  if (!restless()) return false;
+  if (memory_.aborted()) {
+    failAllLocked(finished);
+    return !finished.empty();
+  }
+  bool moved = false;
+  lookAt_ = TimePoint::max();
+  try {
+    for (int rank = 0; rank < memory_.size(); ++rank) {
+      const Peer& peer = peers_[rank];
+      const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
+      if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
+    }
+    if (lookForFaults && !moved) checkFaults(finished);
+  } catch (const std::exception& error) {
+    if (active()) failWith(error, finished);  // else the next operation raises it
+  }
+  unmet_ =
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.unmet(); });
+  return moved || !finished.empty();
+}
+
+bool PointToPoint::advancePeer(int rank, Finished& finished) {
+  Peer& peer = peers_[rank];
+  if (!peer.paired && !peer.elsewhere) needToMeet(rank);
+  if (peer.elsewhere) return advanceRemote(rank, finished);
+  if (!peer.known) return false;
+  bool moved = advanceSends(rank, finished);  // before it is paired: the channel is own memory
+  if (peer.paired && !peer.in) {
+    const std::uint64_t offset =
+        memory_.block(rank).link(memory_.rank()).channel.load(std::memory_order_acquire);
+    if (offset == 0) return moved;
+    peer.inChannel =
+        reinterpret_cast<PairChannel*>(memory_.inPeer(rank, offset, sizeof(PairChannel)));
+    peer.inChannel->full.store(full_ ? 1 : 0, std::memory_order_relaxed);
+    peer.in.emplace(*peer.inChannel);
+  }
+  if (!peer.in) return moved;
+  bool told = takeRecords(rank, finished);
+  told = pull(peer, finished) || told;
+  told = answer(peer) || told;
+  if (told) ring(rank);
+  return moved || told;
+}
+
+bool PointToPoint::hasPending() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return active();
+}
+
+bool PointToPoint::flush(TimePoint until) {
+  if (anyElsewhere_) flushRemote(until);
+  for (;;) {
+    bool all = true;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (int rank = 0; rank < memory_.size(); ++rank) {
+        const auto& out = peers_[rank].out;
+        if (!out || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
+        // A send ends when its last bytes are in the ring. The receiver may not have read them yet.
+        all = all && out->taken();
+      }
+    }
+    if (all || memory_.aborted()) return true;
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,322 @@
+// Send and receive between two ranks of a group, matched by source and tag. Any number of messages
+// may be in flight in both directions, independent of the group's collectives. Ranks of a host
+// exchange messages over shared memory, other ranks over a connection of the two. No third rank
+// takes part.
+//
+// progress() advances all state. It never waits and moves a bounded number of bytes, so sending and
+// receiving take turns. Threads that wait for a message call it. If none has for a while, a
+// background thread does, so an isend ends without its wait().
+//
+// How a message goes (see pair_channel.hpp for the ring):
+//   up to kSmallBytes   in one record; the send ends at once
+//   up to kEagerBytes   in several eager records; the send ends with the last
+//   longer              the first kEagerBytes eagerly, the rest once the receiver has matched it
+//   in the arena        the receiver reads it in place; the send ends after that
+//
+// To another host (see remote_channel.hpp) a message of up to kRecordBytes goes in one record,
+// which ends its send. A longer message is announced by a record. Its body goes separately, from
+// memory to memory. A thread that waits for a message reads the records of its peer, and waits on
+// the network for its body. Pooled threads do both for messages without a waiter. Collectives
+// borrow these connections for their long messages (cpu/hosts/long_messages.hpp).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "cpu/hosts/long_messages.hpp"
+#include "cpu/point_to_point/pair_ring.hpp"
+#include "cpu/point_to_point/remote_channel.hpp"
+#include "group/rendezvous.hpp"
+#include "shm/group_memory.hpp"
+#include "shm/message.hpp"
+#include "trace/trace.hpp"
+
+namespace fastcoll {
+
+constexpr int kAnySource = -1;
+
+/// One send or receive. The engine fills `source` and calls complete() exactly once.
+class PointToPointOp {
+ public:
+  virtual ~PointToPointOp() = default;
+  /// Called outside PointToPoint's lock, on the thread that finished the message.
+  virtual void complete(std::exception_ptr fault) noexcept = 0;
+
+  bool send = false;
+  int peer = kAnySource;
+  int tag = 0;
+  DType dtype = DType::UInt8;
+  std::uint64_t seq = 0;
+  Message message;
+  Milliseconds timeout{};
+  TimePoint deadline;
+  int source = -1;  // of a receive, once matched
+  std::atomic<bool> done{false};
+  trace::RecordId trace = 0;
+
+ private:
+  friend class PointToPoint;
+  std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // in PointToPoint::all_
+  std::uint64_t number_ = 0;     // of the message among those from its sender to its receiver
+  std::size_t moved_ = 0;        // bytes written to the ring, or to the receiver's tensor
+  std::size_t unasked_ = 0;      // bytes that are sent before the receiver has answered
+  bool begun_ = false;           // of a send: its first record is written
+  bool ended_ = false;           // complete() is about to be called
+  bool bodyUnderWay_ = false;    // from memory to memory, to or from another host
+  bool bodyAwaited_ = false;     // a thread waits for `body_`, or is about to
+  TransferRef body_;             // set until it has ended, or its channel is closed
+  std::atomic<int> waiters_{0};  // threads that wait for the operation, and so for its body
+};
+
+using PointToPointRef = std::shared_ptr<PointToPointOp>;
+
+class PointToPoint : public PeerConnections {
+ public:
+  static constexpr std::size_t kRingBytes = std::size_t{2} << 20;
+  /// Most bytes of a message that go to a receiver before it has matched the message.
+  static constexpr std::size_t kEagerBytes = 256 * 1024;
+  /// Messages in the arena that are longer than this are read in place, not copied into the ring.
+  static constexpr std::size_t kCopiedBytes = 16 * 1024;
+
+  /// To another host: most bytes of a message in one record. The second limit holds while the
+  /// receiver holds many unexpected messages.
+  static constexpr std::size_t kRecordBytes = RemoteChannel::kPayloadBytes;
+  static constexpr std::size_t kRecordBytesWhenFull = 4096;
+
+  struct Setup {
+    /// Size of the ring to each peer that is sent more than small messages. It is less in groups so
+    /// large that their rings would take much memory.
+    std::size_t ringBytes = kRingBytes;
+    StoresChoice stores = StoresChoice::Auto;
+    /// Called before operations end with the group's fault, without locks.
+    std::function<void()> failing = [] {};
+    /// Called when the group has failed here, to notify ranks that this one has not met.
+    std::function<void()> tellUnmet = [] {};
+    /// Returns the network to other hosts.
+    std::function<std::shared_ptr<Network>()> network;
+    /// Why the connection to a rank broke; `text` is its error at this end. May take a moment.
+    std::function<PublishedError(int rank, const std::string& text)> whyLost;
+    /// Called after a peer of this host was met, and periodically.
+    std::function<void()> met = [] {};
+    /// Its threads lock this, to keep alive what this object refers to.
+    std::weak_ptr<void> owner;
+  };
+  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, const std::atomic<int>& spinMicros,
+               Setup setup);
+  ~PointToPoint() override;
+
+  // lending.cpp
+  bool borrow(int rank) override;
+  void awaitConnection(TimePoint until) override;
+  TransferRef sendTo(int rank, const void* data, std::size_t bytes) override;
+  TransferRef receiveFrom(int rank, void* data, std::size_t bytes) override;
+  void giveBack() noexcept override;
+
+  /// Posts the operation and does at once what can be done without waiting.
+  void submit(PointToPointRef op);
+  /// Waits until the operation is done (true) or `until` has passed (false), making progress.
+  bool wait(const PointToPointRef& op, TimePoint until);
+  /// Makes progress without waiting, unless another thread holds the lock.
+  void poll();
+  /// Fails all operations with the group's fault; called after GroupMemory::abort.
+  void failAll();
+  /// Waits until the receivers have taken all messages that sends left in the channels.
+  bool flush(TimePoint until);
+  bool hasPending();
+  /// Ends the background thread.
+  void stop();
+
+ private:
+  using Payload = std::unique_ptr<std::uint8_t[]>;
+  /// A message without a matching receive, and the bytes of it that have arrived.
+  struct Unexpected {
+    int source;
+    std::uint64_t number;
+    int tag;
+    DType dtype;
+    bool asks;
+    std::uint64_t bytes;
+    std::uint64_t where;  // in the sender's arena, or 0
+    Payload payload;
+    std::size_t held;  // bytes in `payload`
+  };
+  struct Peer {
+    std::deque<PointToPointRef> sends;     // in order; the first may have begun
+    std::vector<PointToPointRef> asking;   // sends that await the receiver's answer
+    std::deque<PointToPointRef> answered;  // sends whose rest the receiver wants, in that order
+    std::uint64_t sent = 0;                // messages begun
+    std::deque<PointToPointRef> open;      // matched receives whose rest comes through the ring
+    std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // receives read in place
+    std::deque<std::uint64_t> wanted;     // answers for which there was no room yet
+    std::uint64_t arrived = 0;            // messages that have begun to arrive
+    std::size_t receives = 0;             // unmatched ones that name this peer
+    std::optional<TimePoint> waitsSince;  // when the ring's next message began to wait
+    PairChannel* outChannel = nullptr;    // own channel to the peer
+    PairChannel* inChannel = nullptr;     // the peer's channel to this rank
+    std::optional<PairWriter> out;
+    std::optional<PairReader> in;
+    bool large = false;  // `out` writes into the large ring
+    bool known = false;  // whether its host is known
+    bool paired = false;
+    std::optional<TimePoint> goneSince;  // since when it has left, if it may come back
+    // Of a peer on another host.
+    bool elsewhere = false;
+    bool connecting = false;
+    bool asked = false;  // a collective wants the connection
+    bool lent = false;   // the channel is lent to a collective, which counts as a user
+    std::unique_ptr<RemoteChannel> channel;
+    bool reading = false;     // a thread waits for its next record
+    int users = 0;            // threads that use the channel without the lock
+    std::string lost;         // how the connection broke
+    bool explaining = false;  // a thread finds out why
+    /// Whether an operation with the peer is pending.
+    bool busy() const {
+      return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
+             !open.empty() || !pulls.empty();
+    }
+    /// Whether there is a channel to it that it cannot find yet: both must mean each other's
+    /// instance first.
+    bool unmet() const { return out.has_value() && !paired && !elsewhere; }
+    /// Whether a record of the peer is expected: a message, or a credit for a send.
+    bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
+  };
+  using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
+
+  // Bytes that one progress() moves to a peer, and from it, so sending and receiving take turns.
+  static constexpr std::size_t kTurnBytes = std::size_t{1} << 20;
+
+  // point_to_point.cpp
+  bool progress(Finished& finished, bool lookForFaults);
+  bool advancePeer(int rank, Finished& finished);
+  void finish(const PointToPointRef& op, Finished& finished);
+  void end(const PointToPointRef& op, Finished& finished);
+  bool showFault(const Finished& finished) const;
+  void complete(Finished& finished);
+  void ring(int rank);
+  bool active() const { return !all_.empty(); }
+  /// Whether a thread must call progress(), because an operation is pending or a peer is unmet().
+  bool restless() const { return active() || unmet_ > 0; }
+  std::string describe(const PointToPointOp& op) const;
+
+  // faults.cpp
+  void checkFaults(Finished& finished);
+  std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
+  bool isGone(int rank, TimePoint now);
+  void fail(ErrorKind kind, const std::string& cause, Finished& finished);
+  void tellUnmet();
+  void failWith(const std::exception& error, Finished& finished);
+  void failAllLocked(Finished& finished);
+
+  // waiting.cpp
+  std::optional<bool> waitHere(const PointToPointOp& op, TimePoint until);
+  bool sleep(const PointToPointOp* op, Finished& finished, std::chrono::nanoseconds most);
+  void needBackground();
+  void warnNoThread(const std::exception& error);
+  void wakeBackground();
+  void serveInBackground();
+
+  // sending.cpp
+  bool advanceSends(int rank, Finished& finished);
+  bool hearAnswers(Peer& peer, Finished& finished);
+  bool begin(Peer& peer, PointToPointOp& op);
+  bool useLargeRing(Peer& peer);
+  bool writePieces(Peer& peer, PointToPointOp& op, std::size_t end, std::size_t& budget);
+  std::uint64_t inArena(const Message& message) const;
+
+  // receiving.cpp
+  bool matchUnexpected(const PointToPointRef& op, Finished& finished);
+  bool takeRecords(int rank, Finished& finished);
+  bool waitsForReceive(Peer& peer, const RecordHead& head);
+  void takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
+                   Finished& finished);
+  void takePiece(int rank, const RecordHead& head, const RecordBytes& payload, Finished& finished);
+  void keep(Unexpected& message, const RecordBytes& payload, std::size_t length);
+  void accept(PointToPointOp& op, const Unexpected& message) const;
+  void expect(const PointToPointRef& op, const Unexpected& message, Finished& finished);
+  void store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes);
+  bool pull(Peer& peer, Finished& finished);
+  bool roomToAnswer(const Peer& peer) const;
+  bool answer(Peer& peer);
+  void hold(std::ptrdiff_t bytes);
+
+  // remote.cpp
+  using Lock = std::unique_lock<std::mutex>;
+  bool advanceRemote(int rank, Finished& finished);
+  void sendRemote(Peer& peer, PointToPointOp& op);
+  void receiveBody(PointToPointOp& op);
+  void awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
+  void callHelpers();
+  bool read(int rank, TimePoint until, Lock& lock, Finished& finished);
+  void takeRemote(int rank, Finished& finished);
+  void callReaders();
+  std::optional<bool> waitElsewhere(const PointToPointRef& op, TimePoint until);
+  void waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
+  bool isElsewhere(const PointToPointOp& op);
+  void noteLost(int rank, const std::string& text, Finished& finished);
+  void leave(Finished& finished);
+  void closeUnused();
+  void flushRemote(TimePoint until);
+
+  // connecting.cpp
+  void needToMeet(int rank);
+  void meetPeers();
+  bool takeMet(int rank, Rendezvous::Met met);
+  void needConnections();
+  void connectPeers();
+  void connectTo(int rank, const std::string& name);
+  void startJob(std::function<void()> job);
+
+  GroupMemory& memory_;
+  Rendezvous& rendezvous_;
+  const std::atomic<int>& spinMicros_;
+  const Setup setup_;
+  const std::size_t ringBytes_;
+  const std::size_t pieceBytes_;
+
+  std::mutex mutex_;
+  std::vector<Peer> peers_;
+  std::deque<PointToPointRef> receives_;  // posted and unmatched, in order
+  std::size_t anyReceives_ = 0;           // of them from any source
+  std::list<Unexpected> unexpected_;      // in order of arrival
+  std::size_t held_ = 0;                  // bytes of their payloads
+  bool full_ = false;                     // senders were notified to send less
+  TimePoint lookAt_ = TimePoint::max();   // when to call progress() without a bell
+  std::list<PointToPointRef> all_;        // every operation that is not done, in order
+  std::uint64_t looks_ = 0;               // calls of progress
+  std::ptrdiff_t unmet_ = 0;              // peers that were unmet() at the last call of progress()
+
+  std::atomic<int> waiters_{0};
+  std::condition_variable background_;
+  std::thread thread_;
+  bool threadRuns_ = false;
+  bool warned_ = false;        // that no thread could be started
+  bool threadRests_ = false;   // nothing is pending; wake it when something is
+  bool threadSleeps_ = false;  // on the doorbell
+  bool stopping_ = false;
+
+  // For peers that have not been met.
+  bool meets_ = false;  // a thread tries to meet them
+  TimePoint nextMeet_;  // when a thread may try again
+  int looksInVain_ = 0;
+
+  // For peers on other hosts.
+  std::atomic<bool> anyElsewhere_{false};
+  bool toldUnmet_ = false;
+  bool connects_ = false;  // a thread polls for peers that want to connect
+  int jobs_ = 0;           // pooled threads that run jobs of this object
+  std::condition_variable changed_;
+  std::atomic<int> sleepers_{0};  // threads that wait on `changed_`
+};
+
+}  // namespace fastcoll

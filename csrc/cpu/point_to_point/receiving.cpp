@@ -1,0 +1,296 @@
+// The receiving end of point-to-point: matches records to receives, or keeps them for later
+// receives. All of it runs under PointToPoint's lock and never waits; see pair_channel.hpp for the
+// protocol.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cpu/point_to_point/point_to_point.hpp"
+
+namespace fastcoll {
+namespace {
+
+// From this size on messages are written past the caches, where they would evict each other.
+constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;
+// A message of more than kCheapBytes waits in the ring for its receive, for kPatience at most.
+constexpr std::size_t kCheapBytes = 4096;
+constexpr std::chrono::microseconds kPatience{200};
+// Bytes of unexpected messages beyond which senders must keep all but small messages.
+constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
+
+}  // namespace
+
+bool PointToPoint::takeRecords(int rank, Finished& finished) {
+  Peer& peer = peers_[rank];
+  PairReader& in = *peer.in;
+  std::size_t budget = kTurnBytes;
+  bool took = false;
+  while (budget > 0) {
+    const PairRecord* record = in.next();
+    if (record == nullptr) break;
+    const RecordHead head = in.head(*record);
+    const std::size_t length = head.length;
+    if (waitsForReceive(peer, head)) break;
+    took = true;
+    if (length > in.most()) {
+      throw Error(ErrorKind::Backend,
+                  concat("internal error: ", memory_.memberName(rank), " wrote a record of ",
+                         length, " bytes into a ring of fewer", kReportThis));
+    }
+    switch (head.kind) {
+      case PairRecord::kMessage:
+        takeMessage(rank, head, in.payload(*record, length), finished);
+        in.advance(length);
+        break;
+      case PairRecord::kPiece:
+        takePiece(rank, head, in.payload(*record, length), finished);
+        in.advance(length);
+        break;
+      case PairRecord::kMove: {
+        const std::uint64_t bytes = head.bytes;
+        if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
+          throw Error(ErrorKind::Backend,
+                      concat("internal error: ", memory_.memberName(rank), " announces a ring of ",
+                             bytes, " bytes", kReportThis));
+        }
+        std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
+        mapNow(data, bytes);
+        in.advance(length);
+        in.move(data, bytes);
+        break;
+      }
+      default:
+        throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),
+                                               " wrote a record of an unknown kind", kReportThis));
+    }
+    budget -= std::min(budget, PairRecord::size(length));
+  }
+  if (took) in.release();
+  return took;
+}
+
+/// Whether to leave a message without a receive in the ring for a moment. In an exchange of isend
+/// and irecv the receive is about to be posted. Keeping the message would be a second copy.
+bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
+  const bool message = head.kind == PairRecord::kMessage;
+  if (!message || head.length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {
+    peer.waitsSince.reset();
+    return false;
+  }
+  const auto now = Clock::now();
+  if (!peer.waitsSince) peer.waitsSince = now;
+  if (now - *peer.waitsSince >= kPatience) {
+    peer.waitsSince.reset();
+    return false;
+  }
+  lookAt_ = std::min(lookAt_, *peer.waitsSince + kPatience);  // no peer may ring by then
+  return true;
+}
+
+void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
+                               Finished& finished) {
+  Peer& peer = peers_[rank];
+  const std::size_t length = head.length;
+  Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks,
+                     head.bytes, head.where,     Payload(), 0};
+  const bool small = message.bytes <= length;
+  const bool odd = peer.elsewhere && length != (head.asks ? 0 : head.bytes);
+  if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(rank), " sends ", length,
+                       " bytes of a message of ", message.bytes, kReportThis));
+  }
+  const auto match =
+      std::find_if(receives_.begin(), receives_.end(), [&](const PointToPointRef& op) {
+        return (op->peer == rank || op->peer == kAnySource) && op->tag == message.tag;
+      });
+  if (match == receives_.end()) {
+    unexpected_.push_back(std::move(message));
+    if (length > 0) keep(unexpected_.back(), payload, length);
+    return;
+  }
+  const PointToPointRef op = *match;
+  receives_.erase(match);
+  --(op->peer == kAnySource ? anyReceives_ : peer.receives);
+  accept(*op, message);
+  for (const auto& [from, bytes] : payload) {
+    if (bytes > 0) store(*op, from, bytes);
+  }
+  expect(op, message, finished);
+}
+
+void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload,
+                             Finished& finished) {
+  Peer& peer = peers_[rank];
+  const std::uint64_t number = head.where;
+  const auto open = std::find_if(peer.open.begin(), peer.open.end(),
+                                 [&](const auto& op) { return op->number_ == number; });
+  if (open != peer.open.end()) {
+    const PointToPointRef op = *open;
+    if (head.length > op->unasked_ - op->moved_) {
+      throw Error(ErrorKind::Backend,
+                  concat("internal error: ", memory_.memberName(rank), " sends more than all of ",
+                         describe(*op), kReportThis));
+    }
+    for (const auto& [from, bytes] : payload) {
+      if (bytes > 0) store(*op, from, bytes);
+    }
+    if (op->moved_ < op->unasked_) return;
+    peer.open.erase(open);
+    finish(op, finished);
+    return;
+  }
+  // Begun long ago or just now. The sender sends pieces of one such message at a time.
+  const auto held = std::find_if(
+      unexpected_.rbegin(), unexpected_.rend(),
+      [&](const auto& message) { return message.source == rank && message.number == number; });
+  if (held == unexpected_.rend()) {
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(rank), " sends a piece of message ",
+                       number, ", which is not under way", kReportThis));
+  }
+  keep(*held, payload, head.length);
+}
+
+bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
+  const auto match =
+      std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
+        return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
+      });
+  if (match == unexpected_.end()) return false;
+  const Unexpected message = std::move(*match);
+  unexpected_.erase(match);
+  hold(-static_cast<std::ptrdiff_t>(message.held));
+  try {
+    accept(*op, message);
+    if (message.held > 0) store(*op, message.payload.get(), message.held);
+    expect(op, message, finished);
+  } catch (const ConnectionLost& error) {
+    noteLost(op->source, error.what(), finished);
+  } catch (const Error& error) {
+    fail(error.kind(), error.what(), finished);
+  }
+  return true;
+}
+
+/// Keeps the next record's payload for a later receive.
+void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
+  // Eager bytes are bounded, except that a message in one record always arrives whole.
+  const std::size_t room = std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length));
+  if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
+  if (length > room - message.held) {
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(message.source),
+                       " sends more of a message than was requested", kReportThis));
+  }
+  for (const auto& [from, bytes] : payload) {
+    if (bytes == 0) continue;
+    std::memcpy(message.payload.get() + message.held, from, bytes);
+    message.held += bytes;
+  }
+  hold(static_cast<std::ptrdiff_t>(length));
+}
+
+/// Counts the bytes of unexpected messages, and notifies the senders when there are too many.
+void PointToPoint::hold(std::ptrdiff_t bytes) {
+  held_ += bytes;
+  const bool full = held_ > (full_ ? kHeldBytes / 2 : kHeldBytes);
+  if (full == full_) return;
+  full_ = full;
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    if (peer.channel) peer.channel->setFull(full);
+    if (!peer.in || memory_.hasLeft(rank)) continue;
+    peer.inChannel->full.store(full ? 1 : 0, std::memory_order_relaxed);
+  }
+}
+
+/// Matches the message to the receive; throws unless their dtypes and sizes agree.
+void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
+  op.source = message.source;
+  op.number_ = message.number;
+  op.unasked_ = message.bytes;
+  trace::start(op.trace);
+  if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
+  throw Error(ErrorKind::Backend,
+              concat("Detected mismatch: rank ", memory_.rank(), " runs ", describe(op), ", ",
+                     memory_.memberName(message.source), " sends ", dtypeName(message.dtype), "[",
+                     message.bytes / elementSize(message.dtype), "] with tag ", message.tag,
+                     ". Give both ends the same dtype and number of elements."));
+}
+
+/// The receive has all that has arrived of its message. Ends the receive, or arranges for the rest.
+void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
+                          Finished& finished) {
+  const auto total = op->message.bytes();
+  if (op->moved_ == total) {
+    finish(op, finished);
+    return;
+  }
+  Peer& peer = peers_[message.source];
+  if (peer.elsewhere) {
+    receiveBody(*op);
+    return;
+  }
+  if (message.where != 0) {
+    peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.where, total));
+    return;
+  }
+  peer.open.push_back(op);
+  if (message.asks) peer.wanted.push_back(message.number);
+}
+
+void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes) {
+  op.message.write(op.moved_, bytes, from, op.message.bytes() >= kStreamedBytes);
+  op.moved_ += bytes;
+}
+
+/// Reads messages in place, in the sender's arena.
+bool PointToPoint::pull(Peer& peer, Finished& finished) {
+  std::size_t budget = kTurnBytes;
+  bool moved = false;
+  while (!peer.pulls.empty() && budget > 0) {
+    const auto [op, from] = peer.pulls.front();
+    const std::size_t take = std::min(budget, op->message.bytes() - op->moved_);
+    store(*op, from + op->moved_, take);
+    budget -= take;
+    moved = moved || take > 0;
+    if (op->moved_ < op->message.bytes()) break;
+    // The receive ends with its answer, so no answer is left when no operation is pending.
+    if (!peer.wanted.empty()) answer(peer);
+    if (!peer.wanted.empty() || !roomToAnswer(peer)) break;
+    const PointToPointRef done = op;
+    peer.pulls.pop_front();
+    peer.wanted.push_back(done->number_);
+    finish(done, finished);  // throws after a fault: then nothing is answered
+    answer(peer);
+    moved = true;
+  }
+  return moved;
+}
+
+bool PointToPoint::roomToAnswer(const Peer& peer) const {
+  // Acquire: the sender has read the answer whose place is reused.
+  return peer.inChannel->answered.load(std::memory_order_relaxed) -
+             peer.inChannel->heard.load(std::memory_order_acquire) <
+         PairChannel::kAnswers;
+}
+
+/// Writes the answers for which there is room.
+bool PointToPoint::answer(Peer& peer) {
+  bool gave = false;
+  while (!peer.wanted.empty() && roomToAnswer(peer)) {
+    PairChannel& channel = *peer.inChannel;
+    const std::uint64_t count = channel.answered.load(std::memory_order_relaxed);
+    channel.answers[count % PairChannel::kAnswers].store(peer.wanted.front(),
+                                                         std::memory_order_relaxed);
+    // Release: the message was read before the answer is visible. seq_cst: only then check whether
+    // the sender sleeps.
+    channel.answered.store(count + 1, std::memory_order_seq_cst);
+    peer.wanted.pop_front();
+    gave = true;
+  }
+  return gave;
+}
+
+}  // namespace fastcoll

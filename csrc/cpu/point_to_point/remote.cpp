@@ -1,0 +1,396 @@
+// Point-to-point with ranks on other hosts: sends and receives over their channels. See
+// remote_channel.hpp for the protocol.
+//
+// Threads wait on a channel without PointToPoint's lock, and count as its users. The network may
+// use a message's memory while its body is in flight and the channel is open. So an operation that
+// fails meanwhile completes only when the last user has left and the channel is closed.
+#include <algorithm>
+#include <utility>
+
+#include "base/interrupt.hpp"
+#include "base/scoped_count.hpp"
+#include "cpu/point_to_point/point_to_point.hpp"
+#include "cpu/worker_pool.hpp"
+
+namespace fastcoll {
+namespace {
+
+// How often a wait on the network checks whether the group has failed or is shut down.
+constexpr Milliseconds kSlice{20};
+
+std::uint8_t* inOnePiece(const Message& message) {
+  std::uint8_t* const start = message.contiguous(0, message.bytes());
+  if (start == nullptr)
+    throw Error(ErrorKind::Backend,
+                "internal error: expected a contiguous message. Please report this.");
+  return start;
+}
+
+}  // namespace
+
+// --- sending -----------------------------------------------------------------------------------
+
+bool PointToPoint::advanceRemote(int rank, Finished& finished) {
+  Peer& peer = peers_[rank];
+  if (!peer.lost.empty()) {
+    noteLost(rank, peer.lost, finished);
+    return false;
+  }
+  if (!peer.channel) {
+    needConnections();
+    return false;
+  }
+  bool moved = false;
+  try {
+    while (!peer.sends.empty() && peer.channel->fits()) {
+      const PointToPointRef op = peer.sends.front();
+      sendRemote(peer, *op);
+      moved = true;
+      peer.sends.pop_front();
+      if (!op->bodyUnderWay_) end(op, finished);
+    }
+  } catch (const ConnectionLost& error) {
+    noteLost(rank, error.what(), finished);
+  }
+  return moved;
+}
+
+/// Writes the message's record, for which there is room. Starts the transfer of a separate body.
+void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
+  const std::size_t bytes = op.message.bytes();
+  RecordHead head{};
+  head.kind = PairRecord::kMessage;
+  head.tag = op.tag;
+  head.dtype = op.dtype;
+  head.bytes = bytes;
+  head.asks = bytes > (peer.channel->peerIsFull() ? kRecordBytesWhenFull : kRecordBytes);
+  if (!head.asks) head.length = static_cast<std::uint32_t>(bytes);
+  peer.channel->write(head, op.message, 0);
+  op.number_ = peer.sent++;
+  op.begun_ = true;
+  trace::start(op.trace);
+  if (!head.asks) return;
+  op.body_ = peer.channel->sendBody(op.number_, inOnePiece(op.message), bytes);
+  op.bodyUnderWay_ = true;
+}
+
+void PointToPoint::receiveBody(PointToPointOp& op) {
+  RemoteChannel& channel = *peers_[op.source].channel;
+  op.body_ = channel.receiveBody(op.number_, inOnePiece(op.message), op.message.bytes());
+  op.bodyUnderWay_ = true;
+}
+
+/// Waits for the message's body without the lock, and ends the operation with it.
+void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock,
+                             Finished& finished) {
+  const int rank = op->send ? op->peer : op->source;
+  Peer& peer = peers_[rank];
+  op->bodyAwaited_ = true;
+  ++peer.users;
+  lock.unlock();
+  bool ended = false;
+  std::string lost;
+  try {
+    ended = op->body_->wait(until);
+  } catch (const ConnectionLost& error) {
+    lost = error.what();
+  }
+  lock.lock();
+  if (!lost.empty()) {
+    // If the peer's close notice has arrived before, the peer has left and is not lost.
+    while (!peer.reading && peer.lost.empty() && !peer.channel->heardGoodbye() &&
+           !memory_.aborted() && !stopping_) {
+      if (!read(rank, Clock::now(), lock, finished)) break;
+    }
+    noteLost(rank, lost, finished);
+  }
+  op->bodyAwaited_ = false;
+  --peer.users;
+  if (ended && !memory_.aborted()) {
+    op->body_.reset();
+    op->bodyUnderWay_ = false;
+    end(op, finished);
+  }
+  leave(finished);
+}
+
+/// Starts pooled threads that wait for the bodies of operations without a waiter.
+void PointToPoint::callHelpers() {
+  if (!anyElsewhere_) return;
+  const auto unattended = [this](const PointToPointOp& op) {
+    if (!op.body_ || op.bodyAwaited_ || op.waiters_ > 0 || stopping_ || memory_.aborted()) {
+      return false;
+    }
+    return peers_[op.send ? op.peer : op.source].lost.empty();
+  };
+  for (const PointToPointRef& op : all_) {
+    if (!unattended(*op)) continue;
+    try {
+      startJob([this, op, unattended] {
+        Lock lock(mutex_);
+        op->bodyAwaited_ = false;
+        while (unattended(*op)) {
+          Finished finished;
+          awaitBody(op, Clock::now() + kSlice, lock, finished);
+          if (finished.empty()) continue;
+          lock.unlock();
+          complete(finished);
+          lock.lock();
+        }
+      });
+    } catch (const std::exception&) {  // no thread: retry at the next look
+      return;
+    }
+    op->bodyAwaited_ = true;
+  }
+}
+
+// --- receiving ---------------------------------------------------------------------------------
+
+/// Waits for the peer's next record without the lock, and takes what has arrived. False if none
+/// has.
+bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
+  Peer& peer = peers_[rank];
+  RemoteChannel& channel = *peer.channel;
+  peer.reading = true;
+  ++peer.users;
+  lock.unlock();
+  bool came = false;
+  std::string lost;
+  try {
+    came = channel.wait(until);
+  } catch (const ConnectionLost& error) {
+    lost = error.what();
+  }
+  lock.lock();
+  peer.reading = false;
+  if (!lost.empty()) noteLost(rank, lost, finished);
+  if (came && !memory_.aborted()) {
+    try {
+      takeRemote(rank, finished);
+      progress(finished, false);  // credits from the peer make room
+    } catch (const ConnectionLost& error) {
+      noteLost(rank, error.what(), finished);
+    } catch (const std::exception& error) {
+      failWith(error, finished);
+    }
+  }
+  --peer.users;
+  leave(finished);
+  return came;
+}
+
+void PointToPoint::takeRemote(int rank, Finished& finished) {
+  RemoteChannel& channel = *peers_[rank].channel;
+  const RecordHead head = channel.head();
+  if (head.length > RemoteChannel::kPayloadBytes) {
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(rank), " sends a record of ",
+                       head.length, " bytes", kReportThis));
+  }
+  const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
+  switch (head.kind) {
+    case PairRecord::kMessage:
+      takeMessage(rank, head, payload, finished);
+      break;
+    case PairRecord::kTaken:
+    case PairRecord::kGoodbye:
+      break;
+    default:
+      throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),
+                                             " sends a record of an unknown kind", kReportThis));
+  }
+  channel.advance();
+}
+
+/// Starts pooled threads that read from peers of which a record is expected and that no thread
+/// reads.
+void PointToPoint::callReaders() {
+  if (!anyElsewhere_ || stopping_ || memory_.aborted()) return;
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    const auto wanted = [this, &peer] {
+      return peer.elsewhere && peer.channel && !peer.reading && peer.lost.empty() && !stopping_ &&
+             !memory_.aborted() && !peer.channel->heardGoodbye() && peer.expects(anyReceives_ > 0);
+    };
+    if (!wanted()) continue;
+    try {
+      startJob([this, rank, &peer, wanted] {
+        Lock lock(mutex_);
+        peer.reading = false;
+        while (wanted()) {
+          Finished finished;
+          read(rank, Clock::now() + kSlice, lock, finished);
+          callHelpers();
+          if (finished.empty()) continue;
+          lock.unlock();
+          complete(finished);
+          lock.lock();
+        }
+      });
+    } catch (const std::exception&) {  // no thread: retry at the next look
+      return;
+    }
+    peer.reading = true;  // by the thread that starts
+  }
+}
+
+// --- waiting -----------------------------------------------------------------------------------
+
+/// Whether the operation's peer is on another host, or this rank has opened no shared memory.
+bool PointToPoint::isElsewhere(const PointToPointOp& op) {
+  if (!memory_.isOpen()) return true;
+  if (!anyElsewhere_ || op.peer == kAnySource) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return peers_[op.peer].elsewhere;
+}
+
+/// See wait(). For peers of other hosts; nullopt if the peer is, or may be, on this host.
+std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimePoint until) {
+  // Not counted in waiters_, which serve the peers of this host themselves.
+  const ScopedCount<int> sleeps(sleepers_);
+  const ScopedCount<int> waits(op->waiters_);
+  TimePoint looked = Clock::now();
+  Lock lock(mutex_);
+  while (!op->done.load(std::memory_order_acquire)) {
+    const bool here = op->peer == kAnySource || !peers_[op->peer].elsewhere;
+    if (memory_.isOpen() && here) return std::nullopt;  // met meanwhile; it rings the doorbell
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    const bool look = now - looked >= kSlice;
+    if (look) looked = now;
+    Finished finished;
+    const bool moved = progress(finished, look);
+    if (finished.empty() && !moved) {
+      waitOnNetwork(op, std::min<TimePoint>(until, now + kSlice), lock, finished);
+    }
+    lock.unlock();
+    complete(finished);
+    if (look) checkInterrupt();
+    lock.lock();
+  }
+  return true;
+}
+
+/// Waits for what the operation needs: a record of the peer, its body, or another thread.
+void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock,
+                                 Finished& finished) {
+  const int rank = op->send ? op->peer : std::max(op->source, op->peer);
+  Peer* const peer = rank == kAnySource ? nullptr : &peers_[rank];
+  if (peer != nullptr && peer->elsewhere && peer->channel && peer->lost.empty() && !op->ended_ &&
+      !stopping_ && !memory_.aborted()) {
+    if (!op->body_) {
+      const bool reads = !peer->reading && !peer->channel->heardGoodbye();
+      if (reads) {
+        read(rank, until, lock, finished);
+        return;
+      }
+    } else if (!op->bodyAwaited_) {
+      callReaders();  // for other records that are expected
+      return awaitBody(op, until, lock, finished);
+    }
+  }
+  callReaders();
+  changed_.wait_until(lock, std::min<TimePoint>(until, lookAt_));
+}
+
+// --- the end -----------------------------------------------------------------------------------
+
+/// Records that the connection to the peer is lost. That is a fault if an operation needs the peer,
+/// and the peer has sent no close notice.
+void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
+  Peer& peer = peers_[rank];
+  if (peer.lost.empty()) peer.lost = text.empty() ? "it closed" : text;
+  const bool said = peer.channel && peer.channel->heardGoodbye();
+  const auto concerns = [rank](const PointToPointRef& op) {
+    return op->peer == rank || op->source == rank || (op->peer == kAnySource && op->source < 0);
+  };
+  if (said || peer.explaining || stopping_ || memory_.aborted() ||
+      std::none_of(all_.begin(), all_.end(), concerns)) {
+    return;
+  }
+  try {
+    startJob([this, rank, why = peer.lost] {
+      const PublishedError fault = setup_.whyLost(rank, why);
+      Finished failed;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        fail(fault.kind, fault.text, failed);
+      }
+      complete(failed);
+    });
+    peer.explaining = true;
+  } catch (const std::exception&) {  // no thread: fail without the cause
+    fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), peer.lost), finished);
+  }
+}
+
+/// Called by a thread that has used a channel without the lock. Ends what waited for that.
+void PointToPoint::leave(Finished& finished) {
+  if (memory_.aborted()) {
+    failAllLocked(finished);
+  } else if (stopping_) {
+    closeUnused();
+  }
+  changed_.notify_all();
+}
+
+/// Closes the channels that no thread uses.
+void PointToPoint::closeUnused() {
+  for (const PointToPointRef& op : all_) {
+    if (!op->body_) continue;
+    const int rank = op->send ? op->peer : op->source;
+    if (peers_[rank].users == 0) op->body_.reset();
+  }
+  for (Peer& peer : peers_) {
+    if (peer.users == 0) peer.channel.reset();
+  }
+}
+
+/// Sends close notices to the peers on other hosts, and waits for theirs. Closing a connection may
+/// drop what a peer has not read yet.
+void PointToPoint::flushRemote(TimePoint until) {
+  const ScopedCount<int> sleeps(sleepers_);
+  Finished finished;
+  {
+    Lock lock(mutex_);
+    if (memory_.aborted() || active()) return;
+    until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
+    const auto each = [this](auto use) {
+      for (int rank = 0; rank < memory_.size(); ++rank) {
+        Peer& peer = peers_[rank];
+        if (!peer.channel || !peer.lost.empty()) continue;
+        try {
+          use(rank, peer);
+        } catch (const ConnectionLost& error) {
+          peer.lost = error.what();
+        }
+      }
+    };
+    bool connected = false;
+    each([&connected](int, Peer& peer) {
+      connected = true;
+      peer.channel->sayGoodbye();
+    });
+    if (!connected) return;
+    each([until](int, Peer& peer) { peer.channel->flush(until); });
+    lock.unlock();
+    setup_.network()->drain(Clock::now() + Network::kDrain);
+    lock.lock();
+    each([&](int rank, Peer& peer) {
+      // A fault closes the channel.
+      while (peer.channel && !memory_.aborted() && peer.lost.empty() &&
+             !peer.channel->heardGoodbye() && Clock::now() < until) {
+        const auto next = std::min<TimePoint>(until, Clock::now() + kSlice);
+        if (peer.reading) {
+          changed_.wait_until(lock, next);
+        } else {
+          read(rank, next, lock, finished);
+        }
+      }
+    });
+  }
+  complete(finished);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,181 @@
+#include "cpu/point_to_point/remote_channel.hpp"
+
+#include <cstring>
+#include <utility>
+
+namespace fastcoll {
+namespace {
+
+constexpr int kRecords = 0;  // tag of records; bodies have those from 1 on, then long messages
+constexpr std::uint64_t kBodyTags = std::uint64_t{1} << 30;
+constexpr std::uint64_t kLongTags = kBodyTags - 2;
+// Time for the network to complete a send that the peer has already received.
+constexpr Milliseconds kNotice{1000};
+
+int bodyTag(std::uint64_t number) {
+  return static_cast<int>(1 + number % kBodyTags);
+}
+
+int longTag(std::uint64_t bytes) {
+  return static_cast<int>(1 + kBodyTags + bytes % kLongTags);
+}
+
+}  // namespace
+
+/// What precedes a record's payload on the wire.
+struct RemoteChannel::Head {
+  std::uint32_t kind;
+  std::int32_t tag;
+  std::uint32_t length;
+  std::uint8_t dtype;
+  std::uint8_t asks;
+  std::uint16_t full;
+  std::uint64_t bytes;
+  std::uint64_t taken;
+};
+
+RemoteChannel::RemoteChannel(std::unique_ptr<Connection> connection)
+    : connection_(std::move(connection)) {
+  for (Slot& slot : in_) {
+    slot.data.reset(new std::uint8_t[sizeof(Head) + kPayloadBytes]);
+    post(slot);
+  }
+}
+
+RemoteChannel::~RemoteChannel() {
+  for (Slot& slot : out_) slot.transfer.reset();
+  for (Slot& slot : words_) slot.transfer.reset();
+  for (Slot& slot : in_) slot.transfer.reset();
+  connection_.reset();
+}
+
+/// Posts a receive in the slot. If the peer has left, the reader reports it after the earlier
+/// records.
+void RemoteChannel::post(Slot& slot) {
+  slot.transfer.reset();
+  try {
+    slot.transfer = connection_->receive(slot.data.get(), sizeof(Head) + kPayloadBytes, kRecords);
+  } catch (const ConnectionLost& error) {
+    gone_ = error.what();
+  }
+}
+
+/// Prepares the slot for a record. The peer has received what was last sent from the slot. So the
+/// network has completed that send, or is about to.
+void RemoteChannel::clear(Slot& slot, std::size_t room) const {
+  if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now() + kNotice)) {
+    throw ConnectionLost(ErrorKind::Backend,
+                         "the network has not completed a send that the peer has received");
+  }
+  slot.transfer.reset();
+  if (slot.data == nullptr) slot.data.reset(new std::uint8_t[sizeof(Head) + room]);
+}
+
+/// Sends `head`, and the `head.length` bytes after its place in the slot.
+void RemoteChannel::put(Slot& slot, const RecordHead& head) {
+  const Head wire{static_cast<std::uint32_t>(head.kind),
+                  head.tag,
+                  head.length,
+                  static_cast<std::uint8_t>(head.dtype),
+                  head.asks ? std::uint8_t{1} : std::uint8_t{0},
+                  full_ ? std::uint16_t{1} : std::uint16_t{0},
+                  head.bytes,
+                  taken_};
+  std::memcpy(slot.data.get(), &wire, sizeof wire);
+  slot.transfer = connection_->send(slot.data.get(), sizeof wire + head.length, kRecords);
+  told_ = taken_;
+}
+
+void RemoteChannel::write(const RecordHead& head, const Message& message, std::size_t offset) {
+  Slot& slot = out_[written_ % kSlots];
+  clear(slot, kPayloadBytes);
+  message.read(offset, head.length, slot.data.get() + sizeof(Head));
+  put(slot, head);
+  ++written_;
+}
+
+void RemoteChannel::say(PairRecord::Kind word) {
+  Slot& slot = words_[wordsSaid_++ % kFreeSlots];
+  clear(slot, 0);
+  RecordHead head{};
+  head.kind = word;
+  put(slot, head);
+}
+
+void RemoteChannel::sayGoodbye() {
+  say(PairRecord::kGoodbye);
+}
+
+bool RemoteChannel::flush(TimePoint until) {
+  const auto ended = [until](Slot& slot) {
+    if (slot.transfer != nullptr && !slot.transfer->wait(until)) return false;
+    slot.transfer.reset();
+    return true;
+  };
+  for (Slot& slot : out_) {
+    if (!ended(slot)) return false;
+  }
+  for (Slot& slot : words_) {
+    if (!ended(slot)) return false;
+  }
+  return true;
+}
+
+bool RemoteChannel::wait(TimePoint until) {
+  Slot& slot = in_[read_ % kReceives];
+  if (slot.transfer == nullptr) throw ConnectionLost(ErrorKind::Backend, gone_);
+  return slot.transfer->wait(until);
+}
+
+RecordHead RemoteChannel::head() const {
+  Head wire;
+  std::memcpy(&wire, in_[read_ % kReceives].data.get(), sizeof wire);
+  RecordHead head{};
+  head.kind = static_cast<PairRecord::Kind>(wire.kind);
+  head.tag = wire.tag;
+  head.length = wire.length;
+  head.dtype = static_cast<DType>(wire.dtype);
+  head.asks = wire.asks != 0;
+  head.bytes = wire.bytes;
+  return head;
+}
+
+const std::uint8_t* RemoteChannel::payload() const {
+  return in_[read_ % kReceives].data.get() + sizeof(Head);
+}
+
+void RemoteChannel::advance() {
+  Slot& slot = in_[read_++ % kReceives];
+  Head wire;
+  std::memcpy(&wire, slot.data.get(), sizeof wire);
+  if (wire.taken > heard_ && wire.taken <= written_) heard_ = wire.taken;
+  peerIsFull_ = wire.full != 0;
+  goodbye_ = goodbye_ || wire.kind == PairRecord::kGoodbye;
+  const bool word = wire.kind == PairRecord::kTaken || wire.kind == PairRecord::kGoodbye;
+  if (!word) ++taken_;
+  post(slot);
+  if (goodbye_ || taken_ - told_ < kTellAfter) return;
+  try {
+    say(PairRecord::kTaken);
+  } catch (const ConnectionLost& error) {  // earlier records count
+    gone_ = error.what();
+  }
+}
+
+TransferRef RemoteChannel::sendBody(std::uint64_t number, const void* data, std::size_t bytes) {
+  return connection_->send(data, bytes, bodyTag(number));
+}
+
+TransferRef RemoteChannel::receiveBody(std::uint64_t number, void* data, std::size_t bytes) {
+  return connection_->receive(data, bytes, bodyTag(number));
+}
+
+TransferRef RemoteChannel::sendLong(const void* data, std::size_t bytes) {
+  return connection_->send(data, bytes, longTag(bytes));
+}
+
+TransferRef RemoteChannel::receiveLong(void* data, std::size_t bytes) {
+  return connection_->receive(data, bytes, longTag(bytes));
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,147 @@
+// The sending end of point-to-point: writes messages as records, and reads answers. All of it runs
+// under PointToPoint's lock and never waits; see pair_channel.hpp for the protocol.
+#include <algorithm>
+
+#include "cpu/point_to_point/point_to_point.hpp"
+
+namespace fastcoll {
+
+bool PointToPoint::advanceSends(int rank, Finished& finished) {
+  Peer& peer = peers_[rank];
+  if (!peer.out) {
+    if (peer.sends.empty() || !memory_.isOpen()) return false;
+    const std::uint64_t offset = memory_.allocate(sizeof(PairChannel), GroupMemory::Peers::Write);
+    peer.outChannel = reinterpret_cast<PairChannel*>(memory_.arena().base() + offset);
+    peer.out.emplace(*peer.outChannel);
+    memory_.own().link(rank).channel.store(offset, std::memory_order_release);
+  }
+  bool moved = hearAnswers(peer, finished);
+  bool wrote = false;
+  std::size_t budget = kTurnBytes;
+  while (!peer.sends.empty() && budget > 0) {
+    const PointToPointRef op = peer.sends.front();
+    const bool begins = !op->begun_;
+    if (begins && !begin(peer, *op)) break;
+    const std::size_t before = op->moved_;
+    const bool whole = writePieces(peer, *op, op->unasked_, budget);
+    wrote = wrote || begins || op->moved_ != before;
+    if (!whole) break;
+    peer.sends.pop_front();
+    if (op->moved_ == op->message.bytes()) {
+      finish(op, finished);
+    } else {
+      peer.asking.push_back(op);
+    }
+  }
+  while (!peer.answered.empty() && budget > 0) {
+    const PointToPointRef op = peer.answered.front();
+    const std::size_t before = op->moved_;
+    const bool whole = writePieces(peer, *op, op->message.bytes(), budget);
+    wrote = wrote || op->moved_ != before;
+    if (!whole) break;
+    peer.answered.pop_front();
+    finish(op, finished);
+  }
+  if (wrote) ring(rank);
+  return moved || wrote;
+}
+
+bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
+  PointToPointOp* const begun =
+      !peer.sends.empty() && peer.sends.front()->begun_ ? peer.sends.front().get() : nullptr;
+  if (peer.asking.empty() && begun == nullptr) return false;
+  PairChannel& channel = *peer.outChannel;
+  const std::uint64_t answered = channel.answered.load(std::memory_order_acquire);
+  std::uint64_t heard = channel.heard.load(std::memory_order_relaxed);
+  if (heard == answered) return false;
+  for (; heard != answered; ++heard) {
+    const std::uint64_t number =
+        channel.answers[heard % PairChannel::kAnswers].load(std::memory_order_relaxed);
+    if (begun != nullptr && begun->number_ == number) {
+      // The receiver answered before the eager part was written, so all of the message may go.
+      begun->unasked_ = begun->message.bytes();
+      continue;
+    }
+    const auto found = std::find_if(peer.asking.begin(), peer.asking.end(),
+                                    [&](const auto& op) { return op->number_ == number; });
+    if (found == peer.asking.end()) {
+      throw Error(ErrorKind::Backend, concat("internal error: a peer acknowledged message ", number,
+                                             ", which needs no acknowledgement", kReportThis));
+    }
+    const PointToPointRef op = *found;
+    peer.asking.erase(found);
+    if (inArena(op->message) != 0) {
+      finish(op, finished);
+    } else {
+      peer.answered.push_back(op);
+    }
+  }
+  channel.heard.store(heard, std::memory_order_release);
+  return true;
+}
+
+/// Offset of the message in the arena if its receiver is to read it there, else 0.
+std::uint64_t PointToPoint::inArena(const Message& message) const {
+  const std::size_t bytes = message.bytes();
+  if (bytes <= kCopiedBytes) return 0;
+  const std::uint8_t* data = message.contiguous(0, bytes);
+  return data == nullptr ? 0 : memory_.arena().offsetOf(data, bytes);
+}
+
+/// Writes a message's first record; false when there is no room yet.
+bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
+  const std::size_t bytes = op.message.bytes();
+  RecordHead head{};
+  head.kind = PairRecord::kMessage;
+  head.tag = op.tag;
+  head.dtype = op.dtype;
+  head.bytes = bytes;
+  head.where = inArena(op.message);
+  if (head.where == 0 && bytes > PairChannel::kSmallBytes) {
+    if (!useLargeRing(peer)) return false;
+    const bool full = peer.outChannel->full.load(std::memory_order_relaxed) != 0;
+    op.unasked_ = full ? 0 : std::min({bytes, kEagerBytes, ringBytes_ / 2});
+    head.length = static_cast<std::uint32_t>(std::min(op.unasked_, pieceBytes_));
+  } else if (head.where == 0) {
+    op.unasked_ = bytes;
+    head.length = static_cast<std::uint32_t>(bytes);
+  }
+  head.asks = op.unasked_ < bytes;
+  if (!peer.out->fits(head.length)) return false;
+  peer.out->write(head, op.message, 0);
+  op.number_ = peer.sent++;
+  op.moved_ = head.length;
+  op.begun_ = true;
+  trace::start(op.trace);
+  return true;
+}
+
+bool PointToPoint::useLargeRing(Peer& peer) {
+  if (peer.large) return true;
+  if (!peer.out->fits(0)) return false;
+  const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Peers::Read);
+  std::uint8_t* const data = memory_.arena().base() + offset;
+  mapNow(data, ringBytes_);
+  peer.out->move(data, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
+  peer.large = true;
+  return true;
+}
+
+/// Writes pieces of the message up to `end`; false when there is more to write than room or budget.
+bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
+                               std::size_t& budget) {
+  RecordHead head{};
+  head.kind = PairRecord::kPiece;
+  head.where = op.number_;
+  while (op.moved_ < end) {
+    const std::size_t take = std::min(pieceBytes_, end - op.moved_);
+    if (budget == 0 || !peer.out->fits(take)) return false;
+    head.length = static_cast<std::uint32_t>(take);
+    peer.out->write(head, op.message, op.moved_);
+    op.moved_ += take;
+    budget -= std::min(budget, take);
+  }
+  return true;
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,115 @@
+#include "cuda/communicators.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kInProgress = 7;
+constexpr std::chrono::milliseconds kCalls{500};
+
+void* handleOf(const NcclCalls& calls) {
+  return reinterpret_cast<void*>(calls.communicator());
+}
+
+}  // namespace
+
+bool Communicators::add(std::shared_ptr<NcclCalls> calls, int device, std::string name,
+                        std::string instance, int peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (aborted()) return false;
+  all_.push_back({std::move(calls), device, peer, std::move(name)});
+  const std::lock_guard<std::mutex> also(meetingsMutex_);
+  if (!instance.empty()) meetings_.push_back({std::move(instance), peer});
+  return true;
+}
+
+bool Communicators::remove(const std::shared_ptr<NcclCalls>& calls) {
+  const std::lock_guard<std::mutex> notAsked(asking_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found =
+      std::find_if(all_.begin(), all_.end(), [&](const One& one) { return one.calls == calls; });
+  if (found == all_.end()) return false;
+  all_.erase(found);
+  return true;
+}
+
+std::shared_ptr<NcclCalls> Communicators::find(int device, int peer) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const One& one : all_) {
+    if (one.device == device && one.peer == peer) return one.calls;
+  }
+  return nullptr;
+}
+
+void Communicators::addKernels(KernelWords words) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (aborted()) words.endWaits();
+  kernels_.push_back(std::move(words));
+  hasKernels_.store(true, std::memory_order_relaxed);
+}
+
+std::string Communicators::kernelError() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (KernelWords& one : kernels_) {
+    if (auto fault = one.fault(); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+void Communicators::endWaits() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (KernelWords& one : kernels_) one.endWaits();
+}
+
+void Communicators::abortAll() noexcept {
+  std::vector<One> all;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    aborted_.store(true, std::memory_order_release);
+    // The library's abort would wait for these kernels.
+    for (KernelWords& one : kernels_) one.endWaits();
+    all.swap(all_);
+  }
+  if (all.empty()) return;
+  for (const One& one : all) one.calls->end();
+  // Wait for a thread between two calls: its next call sees end() and throws.
+  if (calling_.try_lock_for(kCalls)) calling_.unlock();
+  const std::lock_guard<std::mutex> notAsked(asking_);
+  const NcclFunctions& nccl = all.front().calls->functions();
+  // Abort all in one group: the abort of one may wait for work that the kernels of another block.
+  if (all.size() > 1) nccl.groupStart();
+  for (const One& one : all) nccl.commAbort(handleOf(*one.calls));
+  if (all.size() > 1) nccl.groupEnd();
+}
+
+std::vector<Meeting> Communicators::meetings() const {
+  const std::lock_guard<std::mutex> lock(meetingsMutex_);
+  return meetings_;
+}
+
+std::string Communicators::asyncError() {
+  if (auto said = kernelError(); !said.empty()) return said;
+  const std::lock_guard<std::mutex> asking(asking_);
+  std::vector<One> all;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all = all_;
+  }
+  for (const One& one : all) {
+    const NcclFunctions& nccl = one.calls->functions();
+    const int status = nccl.statusOf(one.calls->communicator());
+    if (status == kSuccess || status == kInProgress) continue;
+    return concat("NCCL reported an error on communicator ", one.name, ": ",
+                  nccl.getErrorString(status), " (status ", status,
+                  "). Set NCCL_DEBUG=WARN for details.");
+  }
+  return "";
+}
+
+}  // namespace fastcoll

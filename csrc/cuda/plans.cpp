@@ -1,0 +1,239 @@
+#include "cuda/plans.hpp"
+
+#include <c10/core/Event.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cuda/capture.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Several times the buckets and lists of a model.
+constexpr std::size_t kMostPlans = 256;
+constexpr std::size_t kMostPlaced = 1024;
+constexpr std::size_t kMostKinds = 4096;
+
+template <typename T>
+void append(std::string& key, const T& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+/// The size of an all-reduce's elements as they travel.
+std::int64_t wireSize(const DeviceRequest& request) {
+  const auto size = static_cast<std::int64_t>(elementSize(request.dtype));
+  if (request.options == nullptr || !request.options->wire || !isFloating(request.dtype)) {
+    return size;
+  }
+  return std::min(size, static_cast<std::int64_t>(elementSize(*request.options->wire)));
+}
+
+}  // namespace
+
+// --- plans ---------------------------------------------------------------------------------------
+
+std::size_t Plan::launches() const {
+  std::size_t all = 0;
+  for (const PlanPart& part : parts) all += part.steps.size();
+  return all;
+}
+
+bool Plan::readsTables() const {
+  return std::any_of(parts.begin(), parts.end(), [](const PlanPart& part) { return part.tables; });
+}
+
+void Plan::run(const std::vector<Place>& places, NcclCalls& nccl, void* stream) const {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Place& place = places[i];
+    for (const auto& step : parts[i].steps) {
+      if (const auto* launch = std::get_if<Launch>(&step)) {
+        launch->run(stream, place.source, place.out, place.count);
+        continue;
+      }
+      const auto& planned = std::get<PlannedCalls>(step);
+      std::vector<DeviceRequest> requests = planned.requests;
+      for (DeviceRequest& request : requests) {
+        if (planned.fromSource && request.in.count != 0) request.in.address += place.source;
+        if (planned.toOut && request.out.count != 0) request.out.address += place.out;
+      }
+      nccl.issue(requests, reinterpret_cast<std::uintptr_t>(stream));
+    }
+  }
+}
+
+// --- kinds ---------------------------------------------------------------------------------------
+
+Plans::Plans(std::int64_t kernelBytes, std::vector<std::int64_t> limits)
+    : kernelBytes(kernelBytes),
+      limits_(std::move(limits)),
+      plans_(kMostPlans),
+      placed_(kMostPlaced) {}
+
+std::vector<Plans::Indices> Plans::forKernels(const std::vector<DeviceRequest>& requests) const {
+  std::vector<Indices> together;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const DeviceRequest& one = requests[i];
+    if (one.collective == Collective::ReduceScatter || one.collective == Collective::AllGather) {
+      if (kernelBytes == std::numeric_limits<std::int64_t>::max()) together.push_back({i});
+      continue;
+    }
+    if (one.collective != Collective::AllReduce) continue;
+    if (kernelBytes == 0 && one.options == nullptr) continue;
+    const auto like = std::find_if(together.begin(), together.end(), [&](const Indices& those) {
+      if (requests[those[0]].collective != Collective::AllReduce) return false;
+      const auto& options = requests[those[0]].options;
+      if (options == nullptr || one.options == nullptr) return options == one.options;
+      return *options == *one.options;
+    });
+    like != together.end() ? like->push_back(i) : together.push_back({i});
+  }
+  const auto tooLarge = [&](const Indices& those) {
+    const DeviceRequest& one = requests[those[0]];
+    const auto bytes = one.in.count * static_cast<std::int64_t>(elementSize(one.dtype));
+    return those.size() == 1 && one.options == nullptr && bytes > kernelBytes;
+  };
+  together.erase(std::remove_if(together.begin(), together.end(), tooLarge), together.end());
+  return together;
+}
+
+std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const {
+  std::string kind;
+  bool forced = kernelBytes == std::numeric_limits<std::int64_t>::max();
+  if (const auto& given = requests[those[0]].options) {
+    forced = forced || !given->algorithm.empty();
+    kind += static_cast<char>(given->wire ? static_cast<int>(*given->wire) : -1);
+    kind += static_cast<char>(given->fuse ? static_cast<int>(*given->fuse) : -1);
+    append(kind, given->scale);
+    kind += given->algorithm;
+  }
+  for (const std::size_t i : those) {
+    const DeviceRequest& one = requests[i];
+    kind += static_cast<char>(one.collective);
+    kind += static_cast<char>(one.dtype);
+    kind += static_cast<char>(one.op);
+    if (those.size() > 1 || forced) append(kind, one.in.count);
+    // A forced algorithm may have other kernels for such addresses.
+    if (forced) kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
+    if (those.size() == 1) {
+      const auto bytes = one.in.count * wireSize(one);
+      kind += static_cast<char>(std::lower_bound(limits_.begin(), limits_.end(), bytes) -
+                                limits_.begin());
+    }
+  }
+  return kind;
+}
+
+std::optional<bool> Plans::served(const std::string& kind) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = served_.find(kind);
+  return found == served_.end() ? std::nullopt : std::optional<bool>(found->second);
+}
+
+void Plans::note(const std::string& kind, bool served) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (served_.size() >= kMostKinds) served_.clear();
+  served_[kind] = served;
+}
+
+// --- what is kept --------------------------------------------------------------------------------
+
+namespace {
+
+std::string withCount(const std::string& key, std::int64_t count) {
+  std::string whole = key;
+  append(whole, count);
+  return whole;
+}
+
+}  // namespace
+
+std::shared_ptr<const Plan> Plans::find(const std::string& key, std::int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto* found = plans_.find(key);
+  if (found != nullptr && *found == nullptr) found = plans_.find(withCount(key, count));
+  return found == nullptr ? nullptr : *found;
+}
+
+void Plans::add(const std::string& key, std::int64_t count, std::shared_ptr<const Plan> plan) {
+  decltype(plans_.takeAll()) dropped;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++built_;
+  const std::string whole = plan->ofCount ? withCount(key, count) : key;
+  if (plan->ofCount) dropped = plans_.add(key, nullptr);
+  dropped.splice(dropped.end(), plans_.add(whole, std::move(plan)));
+}
+
+std::shared_ptr<const PlacedPlan> Plans::findPlaced(const std::string& exact) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto* found = placed_.find(exact);
+  return found == nullptr ? nullptr : *found;
+}
+
+void Plans::addPlaced(const std::string& exact, std::shared_ptr<const PlacedPlan> placed) {
+  decltype(placed_.takeAll()) dropped;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  dropped = placed_.add(exact, std::move(placed));
+}
+
+void Plans::pin(const std::shared_ptr<const PlacedPlan>& captured) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto same = [&](const std::shared_ptr<const PlacedPlan>& known) {
+    return known->plan == captured->plan && known->tables == captured->tables;
+  };
+  if (std::none_of(pinned_.begin(), pinned_.end(), same)) pinned_.push_back(captured);
+}
+
+void Plans::follow(const c10::Stream& stream, bool captured) {
+  const std::optional<c10::Stream> last = std::exchange(last_[captured], stream);
+  if (!last || *last == stream) return;
+  // Captured work does not wait for work outside the graph: the user decides when a graph runs.
+  // A stream that is captured by now belongs to the graph.
+  if (isCaptured(*last) != captured) return;
+  c10::Event end(stream.device_type());
+  end.record(*last);
+  end.block(stream);
+}
+
+void Plans::forget() {
+  decltype(plans_.takeAll()) plans;
+  decltype(placed_.takeAll()) placed;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  plans = plans_.takeAll();
+  placed = placed_.takeAll();
+}
+
+void Plans::clear() {
+  forget();
+  decltype(pinned_) pinned;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  pinned.swap(pinned_);
+}
+
+std::size_t Plans::built() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return built_;
+}
+
+std::vector<std::shared_ptr<const Plan>> Plans::plans() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::shared_ptr<const Plan>> all;
+  for (const auto& [key, plan] : plans_.values()) {
+    if (plan != nullptr) all.push_back(plan);
+  }
+  return all;
+}
+
+std::size_t Plans::placed() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return placed_.values().size();
+}
+
+std::vector<std::shared_ptr<const Plan>> Plans::pinned() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::shared_ptr<const Plan>> all;
+  for (const auto& placed : pinned_) all.push_back(placed->plan);
+  return all;
+}
+
+}  // namespace fastcoll

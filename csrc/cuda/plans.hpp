@@ -1,0 +1,165 @@
+// Plans: collectives that kernels serve, prepared once and repeated when such a call comes again.
+//
+// A plan depends on the kind of a call: collectives, dtypes, options, the stream, and for each
+// tensor whether it is aligned and whether it is in place. Lists also depend on their sizes. A
+// single tensor depends on its size class, unless the plan is `ofCount`. Each run gets the tensors'
+// addresses. Launches for lists read addresses from tables on the device, which are kept too. The
+// least recently used plans and tables are dropped first; those that a user's graph has captured
+// stay.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cuda/device_request.hpp"
+#include "cuda/kernel.hpp"
+#include "cuda/nccl.hpp"
+
+namespace fastcoll {
+
+/// Calls of NCCL between launches, as one group.
+struct PlannedCalls {
+  std::vector<DeviceRequest> requests;
+  bool fromSource = false;  // the inputs' addresses are offsets in the call's input
+  bool toOut = false;       // the results' addresses are offsets in the call's result
+};
+
+/// Addresses of a call's input and result, or of tables with all its tensors' addresses.
+struct Place {
+  std::uintptr_t source = 0;
+  std::uintptr_t out = 0;
+  std::int64_t count = 0;  // elements of a single tensor
+};
+
+/// One algorithm's part of a plan.
+struct PlanPart {
+  std::string algorithm;
+  std::vector<std::size_t> tasks;  // the caller's collectives, by index
+  std::vector<std::variant<Launch, PlannedCalls>> steps;
+  bool tables = false;  // the launches read the tensors' addresses from tables
+  std::shared_ptr<void> held;
+};
+
+struct Plan {
+  std::vector<PlanPart> parts;
+  std::vector<std::size_t> left;  // collectives that NCCL serves unchanged
+  bool usesPeers = false;         // a launch works on the peers' memory
+  bool ofCount = false;           // serves this number of elements only
+
+  std::size_t launches() const;
+  bool readsTables() const;
+  /// Puts the steps on a stream, or into the graph that captures it. `places`: of each part.
+  void run(const std::vector<Place>& places, NcclCalls& nccl, void* stream) const;
+};
+
+/// The places of a plan's parts for certain tensors, with the tables that they refer to.
+struct PlacedPlan {
+  std::shared_ptr<const Plan> plan;
+  std::vector<Place> places;
+  std::vector<std::shared_ptr<void>> tables;
+};
+
+/// The most recently used values, by key.
+template <typename Value>
+class Recent {
+ public:
+  explicit Recent(std::size_t most) : most_(most) {}
+  /// Returns nullptr if there is none. A value found is then the last to be dropped.
+  Value* find(const std::string& key) {
+    const auto found = where_.find(key);
+    if (found == where_.end()) return nullptr;
+    values_.splice(values_.end(), values_, found->second);
+    return &found->second->second;
+  }
+  /// Returns what was dropped for it.
+  std::list<std::pair<std::string, Value>> add(const std::string& key, Value value) {
+    std::list<std::pair<std::string, Value>> dropped;
+    if (const auto found = where_.find(key); found != where_.end()) {
+      dropped.splice(dropped.end(), values_, found->second);
+    } else if (values_.size() >= most_) {
+      where_.erase(values_.front().first);
+      dropped.splice(dropped.end(), values_, values_.begin());
+    }
+    where_[key] = values_.insert(values_.end(), {key, std::move(value)});
+    return dropped;
+  }
+  std::list<std::pair<std::string, Value>> takeAll() {
+    where_.clear();
+    return std::exchange(values_, {});
+  }
+  const std::list<std::pair<std::string, Value>>& values() const { return values_; }
+
+ private:
+  const std::size_t most_;
+  std::list<std::pair<std::string, Value>> values_;  // the most recently used last
+  std::unordered_map<std::string, typename std::list<std::pair<std::string, Value>>::iterator>
+      where_;
+};
+
+/// The plans of one group on one device. From any thread, but one thread at a time runs plans.
+class Plans {
+ public:
+  /// `kernelBytes`: size of the largest all-reduce without options that a kernel may serve; 0: NCCL
+  /// serves all of them; the largest int: an algorithm is forced. `limits`: sizes as they travel,
+  /// in bytes, at which the choice of the algorithm changes.
+  Plans(std::int64_t kernelBytes, std::vector<std::int64_t> limits);
+
+  static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads
+
+  const std::int64_t kernelBytes;
+  /// Set by any thread: the plans wait for the peers with the timeout of before.
+  std::atomic<bool> outdated{false};
+
+  using Indices = std::vector<std::size_t>;
+  /// The requests that kernels may serve: all-reduces with the same options together. If an
+  /// algorithm is forced, also each reduce-scatter and all-gather by itself: the ring serves them.
+  std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests) const;
+  /// A key of all in these collectives that decides on the choice and on a kernel's code.
+  std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const;
+
+  /// Whether kernels serve such calls, once it is known.
+  std::optional<bool> served(const std::string& kind) const;
+  void note(const std::string& kind, bool served);
+
+  /// The plan for a kind of call on a stream, with its tables if it has any; nullptr: none yet.
+  std::shared_ptr<const Plan> find(const std::string& key, std::int64_t count);
+  std::shared_ptr<const PlacedPlan> findPlaced(const std::string& exact);
+  void add(const std::string& key, std::int64_t count, std::shared_ptr<const Plan> plan);
+  void addPlaced(const std::string& exact, std::shared_ptr<const PlacedPlan> placed);
+  /// Keeps what a user's graph has captured: the memory that its launches read must live as long.
+  void pin(const std::shared_ptr<const PlacedPlan>& captured);
+  /// Makes `stream` wait for the last launch with peers, if that is on another stream: the kernels
+  /// of a group rely on running one after the other.
+  void follow(const c10::Stream& stream, bool captured);
+
+  /// Drops the plans and tables that no graph has captured.
+  void forget();
+  /// Drops all of them.
+  void clear();
+
+  std::size_t built() const;
+  std::vector<std::shared_ptr<const Plan>> plans() const;
+  std::size_t placed() const;
+  std::vector<std::shared_ptr<const Plan>> pinned() const;
+
+ private:
+  const std::vector<std::int64_t> limits_;
+  mutable std::mutex mutex_;  // not held while a plan is destroyed, which may take the GIL
+  std::unordered_map<std::string, bool> served_;
+  Recent<std::shared_ptr<const Plan>> plans_;  // nullptr: such calls have a plan for each count
+  Recent<std::shared_ptr<const PlacedPlan>> placed_;
+  std::vector<std::shared_ptr<const PlacedPlan>> pinned_;
+  std::size_t built_ = 0;
+  // Streams of the last launches with peers. Captured and immediate launches do not order each
+  // other, so each have their own.
+  std::optional<c10::Stream> last_[2];
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,258 @@
+#include "cuda/watchdog.hpp"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/thread.hpp"
+#include "cuda/capture.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Between two polls: while a thread waits for one, and while no call is under way.
+constexpr Milliseconds kSoon{10};
+constexpr Milliseconds kIdle{1000};
+// How long a query of the device's events may take before it counts as a hang.
+constexpr Milliseconds kStall{5000};
+// How long the program has to meet a fault in a call of its own.
+constexpr Milliseconds kUnreported{1000};
+
+std::string textOf(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
+}  // namespace
+
+Watchdog::Watchdog(WatchdogConfig config, std::unique_ptr<KeyValueStore> store,
+                   std::shared_ptr<Communicators> communicators, OnFault onFault)
+    : config_(std::move(config)),
+      communicators_(std::move(communicators)),
+      news_(
+          std::make_shared<PeerNews>(config_.rank, config_.size, std::move(store), communicators_)),
+      onFault_(std::move(onFault)) {}
+
+std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
+  return errorHead(call, config_, seq);
+}
+
+void Watchdog::throwIfUnusableLocked(const char* call) const {
+  if (phase_ != Phase::Healthy) {
+    reported_->store(true, std::memory_order_relaxed);
+    throw Error(kind_, prefix(call, sequence_ + 1) + "the group failed before: " + cause_);
+  }
+  if (closing_) {
+    throw Error(ErrorKind::Backend,
+                concat(prefix(call, sequence_ + 1), "the group was destroyed", kInitAgain));
+  }
+}
+
+void Watchdog::throwIfUnusable(const char* call) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusableLocked(call);
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+void Watchdog::track(const InFlightRef& flight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusableLocked(flight->call);
+  if (!watching_) {
+    news_->start([weak = weak_from_this()] {
+      if (const auto dog = weak.lock()) dog->checkThread();
+    });
+    startThread([self = shared_from_this()] { self->watch(); }).detach();
+    watching_ = true;
+  }
+  flight->seq = ++sequence_;
+  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
+  flights_.push_back(flight);
+  if (flights_.size() == 1) changed_.notify_all();
+}
+
+void Watchdog::untrack(const InFlightRef& flight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  flights_.erase(std::remove(flights_.begin(), flights_.end(), flight), flights_.end());
+}
+
+std::vector<InFlightRef> Watchdog::takeEnded() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(ended_, {});
+}
+
+std::uint64_t Watchdog::sequence() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return sequence_;
+}
+
+bool Watchdog::faulted(ErrorKind* kind) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Healthy) return false;
+  if (kind != nullptr) *kind = kind_;
+  return true;
+}
+
+// --- the thread ----------------------------------------------------------------------------------
+
+void Watchdog::watch() noexcept {
+  ::pthread_setname_np(::pthread_self(), "fastcoll-dog");
+  const RelaxedCapture relaxed;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!closed_) {
+    const bool awaited = phase_ == Phase::Failing || closing_;
+    const bool idle = flights_.empty() && phase_ == Phase::Healthy && !communicators_->hasKernels();
+    changed_.wait_for(lock, awaited ? kSoon : idle ? kIdle : config_.tick);
+    if (closed_) break;
+    const Phase phase = phase_;
+    const bool late = phase == Phase::Failing && Clock::now() >= completeBy_;
+    lock.unlock();
+    endProcessIfDue();
+    if (phase == Phase::Healthy) {
+      look();
+    } else if (phase == Phase::Failing) {
+      const auto answers = late ? news_->answersSoFar() : news_->answers();
+      if (answers) completeFailure(*answers);
+    }
+    lock.lock();
+  }
+  watching_ = false;
+  changed_.notify_all();
+}
+
+/// Called on the thread of PeerNews, because a driver may block the watchdog's thread for ever.
+void Watchdog::checkThread() noexcept {
+  endProcessIfDue();
+  std::string late;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto now = Clock::now();
+    if (phase_ != Phase::Healthy || !lookingSince_ || now < *lookingSince_ + kStall) return;
+    for (const InFlightRef& flight : flights_) {
+      if (now < flight->deadline) continue;
+      late = concat(flight->describe(), " timed out after ", flight->timeout.count(),
+                    " ms, and the CUDA driver does not respond");
+      break;
+    }
+  }
+  if (!late.empty()) fail(ErrorKind::Timeout, late, false);
+}
+
+/// Ends the process if no call has raised the fault, as torch's own NCCL backend does. Otherwise
+/// the program would compute from missing results, or wait for a device for ever. Called on both
+/// threads, because a driver may block the watchdog's.
+void Watchdog::endProcessIfDue() noexcept {
+  std::string why;
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!config_.tearsDown || closing_) return;
+    const auto now = Clock::now();
+    const bool reported = reported_->load(std::memory_order_relaxed);
+    if (phase_ == Phase::Failed && !reported && now >= failedAt_ + kUnreported) {
+      why = concat(cause_, !cause_.empty() && cause_.back() == '.' ? " " : ". ",
+                   "The error was not raised in Python within 1 s");
+    } else if (config_.heartbeat.count() > 0 && lookingSince_ &&
+               now >= *lookingSince_ + config_.heartbeat) {
+      why =
+          concat("the watchdog has waited ", config_.heartbeat.count(), " ms for the CUDA driver");
+    } else {
+      return;
+    }
+  } catch (const std::exception&) {
+    return;
+  }
+  try {
+    const std::string text =
+        concat("[fastcoll] group '", config_.name, "', rank ", config_.rank, "/", config_.size,
+               ": aborting the process: ", why,
+               ", and results may be wrong. Set FASTCOLL_ERROR_HANDLING=raise to get an exception "
+               "from the group's next call instead.\n");
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+    if (trace::isWatching()) trace::write(why);
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("the trace was not written: ", error.what()));
+  }
+  std::abort();
+}
+
+void Watchdog::look() {
+  const auto note = [this](std::optional<TimePoint> since) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lookingSince_ = since;
+  };
+  note(Clock::now());
+  try {
+    pollInFlight();
+  } catch (const std::exception& error) {
+    note(std::nullopt);
+    // The device itself reports an error, of a kernel or of the GPU.
+    return fail(ErrorKind::Backend, "the device reported an error: " + textOf(error), false);
+  }
+  const std::string fault = communicators_->asyncError();
+  note(std::nullopt);
+  if (!fault.empty()) return fail(ErrorKind::Backend, fault, true);
+  const std::string heard = news_->heard();
+  if (!heard.empty()) fail(ErrorKind::Backend, "another rank met a fault: " + heard, true);
+}
+
+/// Queries events without the lock, because a driver may hang.
+void Watchdog::pollInFlight() {
+  std::vector<InFlightRef> flights;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    flights.assign(flights_.begin(), flights_.end());
+  }
+  if (flights.empty()) return;
+  InFlightRef late;
+  std::vector<bool> ended(flights.size());
+  {
+    // Without a current device the thread would open the first one.
+    const c10::DeviceGuard onDevice(flights.front()->device);
+    const c10::impl::VirtualGuardImpl impl(flights.front()->device.type());
+    const auto now = Clock::now();
+    for (std::size_t i = 0; i < flights.size(); ++i) {
+      impl.setDevice(flights[i]->device);
+      ended[i] = flights[i]->ended();
+      if (!ended[i] && late == nullptr && now >= flights[i]->deadline) late = flights[i];
+    }
+  }
+  std::string timedOut;
+  Milliseconds limit{};
+  if (late != nullptr) {
+    timedOut = late->describe();
+    limit = late->timeout;
+    late.reset();
+  }
+  Callbacks callbacks;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (std::size_t i = 0; i < flights.size(); ++i) {
+      const auto found = std::find(flights_.begin(), flights_.end(), flights[i]);
+      const bool mine = found != flights_.end() && !ended[i];
+      if (mine) continue;
+      if (found != flights_.end()) {  // else its end was handled already
+        completed_ = std::max(completed_, flights[i]->seq);
+        collect(*flights[i], callbacks);
+        flights[i]->traceEnd(nullptr, false);
+      }
+      if (found != flights_.end()) flights_.erase(found);
+      // Also struck calls: this thread may hold the last reference.
+      if (flights[i]->hasStash()) ended_.push_back(flights[i]);
+    }
+    flights.clear();  // under the lock, while ended_ holds them: this thread frees no tensors
+    if (flights_.empty()) changed_.notify_all();
+  }
+  callLater(std::move(callbacks));
+  if (!timedOut.empty()) {
+    fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms"), true);
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,268 @@
+// ProcessGroupFastcoll on a device with streams: the engine's life, launching, and a barrier's wait
+// for a stream.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "cpu/worker_pool.hpp"
+#include "cuda/capture.hpp"
+#include "cuda/device_plan.hpp"
+#include "cuda/device_work.hpp"
+#include "cuda/host_wait.hpp"
+#include "process_group.hpp"
+#include "torch/store_adapter.hpp"
+#include "torch/work_registry.hpp"
+
+namespace fastcoll {
+namespace {
+
+ProcessGroupFastcoll::DeviceFactory& deviceFactory() {
+  static auto* factory = new ProcessGroupFastcoll::DeviceFactory;
+  return *factory;
+}
+
+}  // namespace
+
+void ProcessGroupFastcoll::setDeviceFactory(DeviceFactory factory) {
+  deviceFactory() = std::move(factory);
+}
+
+// --- life ----------------------------------------------------------------------------------------
+
+std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::device() const {
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  return device_;
+}
+
+DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
+  if (forkGeneration_ != forkGeneration()) {  // before any lock: a fork may inherit a held one
+    throw Error(ErrorKind::Backend, site("init").prefix() + kForked);
+  }
+  const std::lock_guard<std::mutex> making(deviceMaking_);
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    throwIfOver();
+    if (device_ != nullptr) return *device_;
+  }
+  if (!deviceFactory()) {
+    throw Error(ErrorKind::Backend,
+                "fastcoll: internal error: the CUDA engine is not registered. Please report this.");
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_);
+  DeviceEngineConfig config;
+  config.watchdog.name = name_;
+  config.watchdog.rank = rank_;
+  config.watchdog.size = size_;
+  const Settings& settings = engine_->config().settings;
+  config.watchdog.tearsDown = settings.errorHandling == "teardown";
+  config.watchdog.heartbeat = std::chrono::seconds(settings.heartbeatSeconds);
+  config.watchdog.failing = [hooks = abortHooks_] { hooks->callElsewhere(); };
+  config.highPriority = options_->highPriorityStream;
+  // A group fails as one: its CPU engine reports the fault to the ranks of this host at once. It
+  // does so on another thread, because its abort runs the callbacks of works.
+  const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
+                                                                 const std::string& cause) {
+    runOnWorker([cpu, kind, cause] {
+      if (const auto engine = cpu.lock()) engine->abort(kind, cause);
+    });
+  };
+  auto made = std::make_shared<DeviceEngine>(
+      std::move(config), deviceFactory()(store, name_, rank_, size_, options_, type),
+      std::make_unique<StoreAdapter>(store), onFault);
+  deviceRegistry().add(made);
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  throwIfOver();  // it may have ended meanwhile
+  if (timed_) made->enableTiming();
+  device_ = std::move(made);
+  return *device_;
+}
+
+/// Called under the lock.
+void ProcessGroupFastcoll::throwIfOver() const {
+  if (over_.empty()) return;
+  throw Error(ErrorKind::Backend, concat(site("init").prefix(), over_, kInitAgain));
+}
+
+WeakRegistry<DeviceEngine>& ProcessGroupFastcoll::deviceRegistry() {
+  static auto* all = new WeakRegistry<DeviceEngine>;  // outlives static destructors
+  return *all;
+}
+
+/// Called when torch binds this process to a device. Makes the communicator at once.
+void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
+  translated([&] {
+    if (!isServed(device.type())) return;
+    deviceEngine(device.type()).connect(device);
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    bound_ = device;
+  });
+}
+
+/// Splits the child's communicator from this group's, if torch has bound this process to a
+/// device: only then do all ranks have one. `child` is nullptr on ranks that join none.
+void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    device = bound_;
+  }
+  if (!device) return;
+  DeviceEngine* const theirs = child != nullptr ? &child->deviceEngine(device->type()) : nullptr;
+  deviceEngine(device->type()).split(*device, color, rank_, theirs);
+  if (child == nullptr) return;
+  const std::lock_guard<std::mutex> lock(child->deviceMutex_);
+  child->bound_ = device;
+}
+
+void ProcessGroupFastcoll::enableCollectivesTiming() {
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  timed_ = true;
+  if (device_ != nullptr) device_->enableTiming();
+}
+
+// --- launching -----------------------------------------------------------------------------------
+
+WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call,
+                                             int pair) {
+  const c10::Device device = *task->device();
+  DeviceEngine& engine = deviceEngine(device.type());
+  const auto traced = [&] {
+    if (pair >= 0) {
+      const bool sends = task->request.collective == Collective::Send;
+      return tracedMessage(task->site.name, call.outputs[0], sends, pair, 0, true);
+    }
+    trace::Record draft;
+    describe(draft, *task, call, true);
+    return trace::record(draft, draft.seq);
+  };
+  try {
+    engine.throwIfUnusable(collectiveName(task->request.collective));
+  } catch (const Error& error) {
+    // Trace the first refused call: it distinguishes a late rank from an absent one.
+    if (!refused_.exchange(true)) trace::fail(traced(), error.what());
+    throw;
+  }
+  bool bound = false;
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    lastDevice_ = device;
+    bound = bound_ == device;
+  }
+  DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  one.name = collectiveName(task->request.collective);
+  WorkTerms terms = termsOf(call.timeout);
+  one.timeout = terms.timeout;
+  one.extension = std::move(terms.extension);
+  one.dtype = task->request.dtype;
+  one.pair = bound ? -1 : pair;  // a bound group's communicator exists already and serves pairs
+  one.everyone = pair < 0;
+  if (task->parts.empty()) {
+    planOnDevice(task->request, rank_, one.requests);
+  } else {
+    for (const Request& part : task->parts) planOnDevice(part, rank_, one.requests);
+  }
+  for (DeviceRequest& request : one.requests) request.options = call.options;
+  task->prepare();  // on the caller's stream
+  one.used = task->memoryOf();
+  one.after = [task] { task->finish(); };
+  one.trace = traced();  // numbered last: from here on, other ranks see every failure
+  WorkRef none;
+  const bool collects = collecting(none);
+  one.async = call.async || collects;
+  if (collects) {
+    const std::lock_guard<std::mutex> lock(coalescingMutex_);
+    batch_.push_back(std::move(one));
+    return nullptr;
+  }
+  const bool profiled = at::hasCallbacks();
+  if (profiled) recordParameters(call, one.name, engine.sequence() + 1, pair >= 0);
+  const bool async = one.async;
+  const bool blocks = options_->blockingWait;
+  std::vector<DeviceCall> calls;
+  calls.push_back(std::move(one));
+  auto launched = engine.launch(std::move(calls));
+  if (!async && !profiled && !blocks && !listsWorks()) return nullptr;
+  const CallType& type = *task->site.type;
+  return c10::make_intrusive<DeviceWork>(
+      rank_, type.type, profiled ? type.title : nullptr,
+      profiled ? std::optional<Tensors>(std::move(call.inputs)) : std::nullopt,
+      std::move(call.outputs), std::move(launched), blocks);
+}
+
+/// Launches the calls of a batch as one; nullptr if there were none.
+WorkRef ProcessGroupFastcoll::launchBatch() {
+  std::vector<DeviceCall> calls;
+  {
+    const std::lock_guard<std::mutex> lock(coalescingMutex_);
+    calls.swap(batch_);
+  }
+  if (calls.empty()) return nullptr;
+  const c10::Device device = calls[0].callers.device();
+  for (const DeviceCall& call : calls) {
+    if (call.callers.device() != device) {
+      throw Error(ErrorKind::Value,
+                  concat(site("batch").prefix(), "expected tensors of one device in a batch, got ",
+                         device, " and ", call.callers.device(), ". Make a batch for each."));
+    }
+  }
+  Tensors outputs;
+  for (DeviceCall& call : calls) {
+    call.pair = -1;
+    call.everyone = true;  // even with nothing to move: other ranks may have something
+    // The tensors of sends too: the future orders later writes to them.
+    outputs.insert(outputs.end(), call.used.begin(), call.used.end());
+  }
+  auto launched = deviceEngine(device.type()).launch(std::move(calls));
+  return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, nullptr, std::nullopt,
+                                         std::move(outputs), std::move(launched),
+                                         options_->blockingWait);
+}
+
+// --- barrier -------------------------------------------------------------------------------------
+
+/// Returns what a barrier does before the ranks meet on their hosts. It waits for all work that
+/// the current stream has so far, on the device that is named, or else was used last. The meeting
+/// of the ranks must not depend on what each has used, so the devices themselves do not meet. A
+/// group that neither used a device nor is bound to one waits for none, even if the caller names
+/// one: torch names device 0 if there is no device, and a group of CPU tensors starts no CUDA.
+std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOptions& opts) {
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    device = lastDevice_ ? lastDevice_ : bound_;
+  }
+  if (!device) return nullptr;
+  if (opts.device && opts.device->type() == device->type() && opts.device->has_index()) {
+    device = *opts.device;
+  }
+  if (!opts.device_ids.empty()) {
+    device = c10::Device(device->type(), static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  }
+  const c10::impl::VirtualGuardImpl impl(device->type());
+  const c10::Stream stream = impl.getStream(*device);
+  if (isCaptured(stream)) {
+    throw Error(ErrorKind::Value,
+                site("barrier").prefix() +
+                    "a barrier waits on the host and cannot be captured into a graph. Call it "
+                    "before or after the capture.");
+  }
+  auto end = std::make_shared<c10::Event>(device->type());
+  end->record(stream);
+  const auto timeout = timeoutOr(opts.timeout);
+  return [end, timeout, site = this->site("barrier"), engine = this->device()] {
+    const auto ended = [&] {
+      if (engine != nullptr) engine->throwIfUnusable("barrier");
+      const RelaxedCapture relaxed;
+      return end->query();
+    };
+    if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
+      throw Error(
+          ErrorKind::Timeout,
+          concat(site.prefix(), "timed out after ", timeout.count(),
+                 " ms waiting for the work that this rank's stream was given before the barrier",
+                 kFindDelay));
+    }
+  };
+}
+
+}  // namespace fastcoll

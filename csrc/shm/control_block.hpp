@@ -1,0 +1,98 @@
+// A rank's state of one group in shared memory, which its peers read. There is one block per
+// (group, rank), in the arena of the rank's process. Peers find it in the arena's directory by the
+// instance nonce.
+//
+// Writers: the owner writes its identity, signatures, progress, splits and rings. Peers write
+// `waiters` (before they sleep on a word of this block) and `abort`.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/collective.hpp"
+#include "base/dtype.hpp"
+
+namespace fastcoll {
+
+/// A collective's signature, which all ranks compare. A rank writes it before it publishes the
+/// collective's first segment; a peer reads it after it has seen that segment published. Two are
+/// used in turn. A rank writes the one of collective k only after all peers have arrived at k-1,
+/// so after all have left k-2.
+struct alignas(64) Signature {
+  std::uint64_t seq;
+  std::uint64_t count;    // elements; each peer has its own expected count
+  std::uint64_t longest;  // all_to_all: bytes of the largest message this rank sends to a peer
+  std::uint64_t direct;   // arena offset of its message, if peers may read it there; else 0
+  double factor;          // for PREMUL_SUM
+  std::int32_t root;      // -1 if there is none
+  Collective collective;
+  DType dtype;
+  ReduceOp op;
+  bool hasWireDtype;  // `dtype` is the wire dtype of wider tensors
+};
+static_assert(sizeof(Signature) == 64);
+
+/// Positions in the group's stream of segments. They only grow. A futex on the low half of either
+/// one wakes the ranks that sleep on this block.
+struct alignas(64) Progress {
+  std::atomic<std::uint64_t> published;  // peers may read this rank's segments up to here
+  std::atomic<std::uint64_t> consumed;   // it has read, and written, all peers' segments up to here
+  std::atomic<std::uint32_t> waiters;    // ranks that sleep on one of the two, or are about to
+  std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
+};
+
+/// The first fault of the group, written once; every member holds a copy. Meanwhile `state` names
+/// the writing rank, so its death in between is detected.
+struct alignas(64) AbortRecord {
+  enum State : std::uint32_t { kNone = 0, kSet = 1, kWriting = 2 };  // kWriting + rank
+  std::atomic<std::uint32_t> state;
+  std::uint32_t kind;  // ErrorKind
+  char text[1016];
+};
+
+/// One entry per peer.
+struct PeerLink {
+  std::atomic<std::uint64_t> nonce;    // the peer's instance nonce that this rank bound (the echo)
+  std::atomic<std::uint64_t> channel;  // arena offset of this rank's channel to the peer, 0 = none
+};
+
+struct ControlBlock {
+  std::atomic<std::uint64_t> nonce;  // a peer may read a block that another group owns by now
+  std::uint32_t rank;
+  std::uint32_t size;
+  std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
+  std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
+  Progress progress;
+  Signature signatures[2];
+  AbortRecord abort;
+  // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
+
+  static constexpr std::size_t kSmallRingBytes = 32 * 1024;
+  /// The largest segment of the small ring. A group of small messages needs no other ring.
+  static constexpr std::size_t kSmallSegmentBytes = 2048;
+
+  static std::size_t linksOffset() { return sizeof(ControlBlock); }
+  static std::size_t splitsOffset(int size) { return linksOffset() + sizeof(PeerLink) * size; }
+  static std::size_t ringOffset(int size) {
+    const auto end = splitsOffset(size) + 4 * sizeof(std::uint64_t) * size;
+    return (end + 63) / 64 * 64;
+  }
+  static std::size_t bytes(int size) { return ringOffset(size) + kSmallRingBytes; }
+
+  PeerLink& link(int peer) {
+    return reinterpret_cast<PeerLink*>(reinterpret_cast<std::uint8_t*>(this) + linksOffset())[peer];
+  }
+  /// Bytes that this rank sends to each peer, then bytes that it expects from each, in the group's
+  /// collective number `collective`.
+  std::uint64_t* splits(std::uint64_t collective) {
+    return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uint8_t*>(this) +
+                                            splitsOffset(static_cast<int>(size))) +
+           (collective % 2) * 2 * size;
+  }
+  std::uint8_t* smallRing() {
+    return reinterpret_cast<std::uint8_t*>(this) + ringOffset(static_cast<int>(size));
+  }
+};
+
+}  // namespace fastcoll

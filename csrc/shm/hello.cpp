@@ -1,0 +1,159 @@
+#include "shm/hello.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "shm/arena.hpp"
+
+namespace fastcoll {
+namespace {
+
+socklen_t abstractAddress(const Nonce128& name, sockaddr_un& address) {
+  static const char digits[] = "0123456789abcdef";
+  std::memset(&address, 0, sizeof address);
+  address.sun_family = AF_UNIX;
+  char* out = address.sun_path + 1;  // a leading NUL makes the name abstract
+  const char prefix[] = "fastcoll-";
+  std::memcpy(out, prefix, sizeof prefix - 1);
+  out += sizeof prefix - 1;
+  for (const std::uint8_t byte : name) {
+    *out++ = digits[byte >> 4];
+    *out++ = digits[byte & 15];
+  }
+  return static_cast<socklen_t>(out - reinterpret_cast<char*>(&address));
+}
+
+int newSocket() {
+  return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+}  // namespace
+
+int listenAt(const Nonce128& socketName) {
+  sockaddr_un address{};
+  const socklen_t length = abstractAddress(socketName, address);
+  const int fd = newSocket();
+  if (fd < 0 || ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      ::listen(fd, 128) != 0) {
+    const int error = errno;
+    if (fd >= 0) ::close(fd);
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: cannot listen on an abstract unix socket (", std::strerror(error),
+                       "). Raise the limit on open files, or set FASTCOLL_TRANSPORT=gloo."));
+  }
+  return fd;
+}
+
+int connectTo(const Nonce128& socketName) {
+  sockaddr_un address{};
+  const socklen_t length = abstractAddress(socketName, address);
+  const int fd = newSocket();
+  if (fd < 0) {
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: cannot open a unix socket (", std::strerror(errno),
+                       "). Raise the limit on open files."));
+  }
+  int result = 0;
+  do {
+    result = ::connect(fd, reinterpret_cast<sockaddr*>(&address), length);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return fd;
+  ::close(fd);
+  return -1;
+}
+
+bool sendHello(int socket, const Hello& hello, int descriptor) {
+  iovec part{const_cast<Hello*>(&hello), sizeof hello};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(sizeof hello);
+}
+
+std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descriptor) {
+  descriptor = -1;
+  pollfd waiting{socket, POLLIN, 0};
+  const int ready = ::poll(&waiting, 1, timeoutMs);
+  if (ready <= 0) return "no answer";
+
+  std::memset(&hello, 0, sizeof hello);
+  iovec part{&hello, sizeof hello};
+  // Room for more than one descriptor: a hostile surplus is received and closed, not leaked.
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  int received = 0;
+  int first = -1;
+  if (got >= 0) {
+    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+         header = CMSG_NXTHDR(&message, header)) {
+      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+      const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (std::size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+        if (received++ == 0) {
+          first = fd;
+        } else {
+          ::close(fd);
+        }
+      }
+    }
+  }
+  std::string problem;
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  struct stat info{};
+  if (got != static_cast<ssize_t>(sizeof hello) || (message.msg_flags & MSG_TRUNC) != 0) {
+    problem = concat("a handshake of ", got, " bytes where ", sizeof hello, " were expected");
+  } else if (hello.magic != kArenaMagic) {
+    problem = "a handshake that does not come from fastcoll";
+  } else if (hello.abi != kAbiVersion || hello.bytesOfThis != sizeof hello) {
+    problem = concat("a handshake of another version of fastcoll (shared-memory layout ", hello.abi,
+                     ", here ", kAbiVersion, "); install the same version for all ranks");
+  } else if (received != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
+    problem = "a handshake without its memory descriptor; raise the limit on open files";
+  } else if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
+             credentials.uid != ::geteuid()) {
+    problem = "a handshake from another user; run all ranks as one user";
+  } else if (::fstat(first, &info) != 0 || info.st_size < 0 ||
+             static_cast<std::uint64_t>(info.st_size) != hello.arenaBytes ||
+             hello.arenaBytes < ArenaHeader::kBytes) {
+    problem = "a memory descriptor of a size other than stated";
+  } else if (const int seals = ::fcntl(first, F_GET_SEALS);
+             seals >= 0 && (seals & F_SEAL_SHRINK) == 0) {
+    problem = "shared memory that could be cut short";
+  }
+  if (!problem.empty()) {
+    if (first >= 0) ::close(first);
+    return problem;
+  }
+  descriptor = first;
+  return "";
+}
+
+}  // namespace fastcoll

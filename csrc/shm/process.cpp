@@ -1,0 +1,346 @@
+#include "shm/process.hpp"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+
+#include "base/error.hpp"
+#include "base/fork.hpp"
+#include "base/interrupt.hpp"
+#include "base/log.hpp"
+#include "base/thread.hpp"
+#include "base/topology.hpp"
+#include "shm/hello.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr int kWatch = 100;  // milliseconds between two calls of a watch
+
+constexpr int kHelloTimeoutMs = 5000;
+
+struct Instance {
+  std::mutex mutex;
+  std::weak_ptr<LocalProcess> process;
+  std::uint64_t forkGeneration = 0;
+};
+
+// Never destroyed: threads and late destructors may still use it at exit.
+Instance& instance() {
+  static auto* it = new Instance;
+  return *it;
+}
+
+void goodbyeAtExit() {
+  auto& it = instance();
+  // try_lock: if a thread was ended inside get(), the exit must not hang.
+  std::unique_lock<std::mutex> lock(it.mutex, std::try_to_lock);
+  if (!lock.owns_lock() || it.forkGeneration != forkGeneration()) return;
+  if (auto process = it.process.lock()) process->sayGoodbye();
+}
+
+}  // namespace
+
+Descriptor::~Descriptor() {
+  ::close(fd);
+}
+
+PeerProcess::PeerProcess(std::shared_ptr<Arena> own)
+    : own_(std::move(own)), base_(own_->base()), bytes_(own_->bytes()) {}
+
+PeerProcess::~PeerProcess() {
+  if (own_ == nullptr) ::munmap(base_, bytes_);
+}
+
+std::string PeerProcess::name() const {
+  char host[sizeof(ArenaHeader::host) + 1] = {};
+  std::memcpy(host, header().host, sizeof(ArenaHeader::host));
+  return concat("pid ", header().pid, ", host ", host);
+}
+
+char PeerProcess::state() const {
+  const std::uint64_t ours = pidNamespace();
+  if (ours == 0 || header().pidNamespace != ours) return '?';  // there this pid is another process
+  return processState(static_cast<int>(header().pid));
+}
+
+std::shared_ptr<LocalProcess> LocalProcess::get() {
+  auto& it = instance();
+  std::lock_guard<std::mutex> lock(it.mutex);
+  const std::uint64_t generation = forkGeneration();
+  if (it.forkGeneration != generation) {
+    // A forked child starts afresh, and drops the parent's instance without touching it.
+    it.process.reset();
+    it.forkGeneration = generation;
+    static std::once_flag once;
+    std::call_once(once, [] { std::atexit(goodbyeAtExit); });
+  }
+  auto process = it.process.lock();
+  if (process == nullptr) {
+    process.reset(new LocalProcess);
+    it.process = process;
+  }
+  return process;
+}
+
+LocalProcess::LocalProcess() : forkGeneration_(forkGeneration()) {
+  address_.nonce = randomNonce128();
+  address_.socketName = randomNonce128();
+}
+
+LocalProcess::~LocalProcess() {
+  if (forkGeneration_ != forkGeneration()) {
+    // A child has no keeper thread, so it can neither join nor destroy it.
+    if (keeper_.joinable()) keeper_.detach();
+    return;
+  }
+  sayGoodbye();
+  if (keeper_.joinable()) {
+    stopping_ = true;
+    wakeKeeper();
+    keeper_.join();
+  }
+  if (listener_ >= 0) ::close(listener_);
+  if (wakeEvent_ >= 0) ::close(wakeEvent_);
+}
+
+bool LocalProcess::started() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return listener_ >= 0;
+}
+
+void LocalProcess::start(std::size_t arenaBytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (listener_ >= 0) return;
+  if (!keeper_.joinable()) startKeeper(arenaBytes);
+  listener_ = listenAt(address_.socketName);
+  wakeKeeper();
+}
+
+void LocalProcess::wakeKeeper() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(wakeEvent_, &one, sizeof one);
+}
+
+void LocalProcess::watch(std::function<bool()> look) {
+  const std::lock_guard<std::mutex> lock(watchMutex_);
+  watches_.push_back(std::move(look));
+  wakeKeeper();
+}
+
+bool LocalProcess::lookAll() {
+  std::vector<std::function<bool()>> watches;
+  {
+    const std::lock_guard<std::mutex> lock(watchMutex_);
+    watches.swap(watches_);
+  }
+  watches.erase(std::remove_if(watches.begin(), watches.end(), [](auto& look) { return !look(); }),
+                watches.end());
+  const std::lock_guard<std::mutex> lock(watchMutex_);
+  watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
+                  std::make_move_iterator(watches.end()));
+  return !watches_.empty();
+}
+
+void LocalProcess::startKeeper(std::size_t arenaBytes) {
+  if (arena_ == nullptr) arena_ = Arena::create(arenaBytes);
+  arena_->header()->nonce = address_.nonce;
+  if (wakeEvent_ < 0) wakeEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wakeEvent_ < 0) {
+    throw Error(ErrorKind::Backend, concat("fastcoll: eventfd failed (", std::strerror(errno),
+                                           "). Raise the limit on open files."));
+  }
+  // `life` must be set before any peer can map the arena, so the socket opens last.
+  keeper_ = startThread([this] { keep(); });
+  while (arena_->header()->life.load(std::memory_order_acquire) == 0) ::usleep(20);
+  peers_[address_.nonce] = std::make_shared<PeerProcess>(arena_);
+}
+
+void LocalProcess::sayGoodbye() noexcept {
+  if (arena_ != nullptr && forkGeneration_ == forkGeneration()) {
+    arena_->header()->bye.store(1, std::memory_order_release);
+  }
+}
+
+void LocalProcess::keep() {
+  // The robust list belongs to this thread alone. However the thread ends, the kernel walks the
+  // list before it frees the address space, and marks `life` in shared memory. The list node stays
+  // in private memory; futex_offset leads from it to `life`.
+  struct Node {
+    robust_list next;
+  } node{};
+  robust_list_head head{};
+  auto& life = arena_->header()->life;
+  head.list.next = &node.next;
+  node.next.next = &head.list;
+  head.futex_offset =
+      static_cast<long>(reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&node.next));
+  head.list_op_pending = nullptr;
+  const long registered = ::syscall(SYS_set_robust_list, &head, sizeof head);
+  if (registered != 0) {
+    log(LogLevel::Warn,
+        "the kernel refuses robust futexes, so the death of a rank is reported only after its "
+        "timeout. Allow set_robust_list in the container's seccomp profile.");
+  }
+  life.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_release);
+  ::pthread_setname_np(::pthread_self(), "fastcoll-keeper");
+
+  int listener = -1;  // once there is one
+  for (bool watching = false;;) {
+    pollfd waiting[2] = {{wakeEvent_, POLLIN, 0}, {listener, POLLIN, 0}};
+    if (::poll(waiting, 2, watching ? kWatch : -1) < 0 && errno != EINTR) break;
+    if ((waiting[0].revents & POLLIN) != 0) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const auto got = ::read(wakeEvent_, &count, sizeof count);
+      if (stopping_) break;
+      listener = listener_;
+    }
+    watching = lookAll();
+    if (listener >= 0 && (waiting[1].revents & POLLIN) != 0) {
+      const int connection = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+      if (connection >= 0) {
+        serve(connection);
+        ::close(connection);
+      } else if (errno == EMFILE || errno == ENFILE) {
+        ::usleep(10000);  // out of descriptors: the peer retries; do not spin meanwhile
+      }
+    }
+  }
+}
+
+void LocalProcess::serve(int connection) {
+  try {
+    ucred credentials{};
+    socklen_t length = sizeof credentials;
+    // Check this before any wait: another user must not be able to block this thread.
+    if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
+        credentials.uid != ::geteuid()) {
+      log(LogLevel::Info, concat("refused a connection from user ", credentials.uid));
+      return;
+    }
+    Hello hello;
+    int memory = -1;
+    const std::string problem = receiveHello(connection, kHelloTimeoutMs, hello, memory);
+    if (!problem.empty()) {
+      log(LogLevel::Info, concat("refused a connection: ", problem));
+      return;
+    }
+    if (hello.receiver != address_.nonce) {  // meant for an earlier owner of the name
+      ::close(memory);
+      return;
+    }
+    adopt(hello.sender, memory, hello.arenaBytes);
+    const Hello reply{kArenaMagic,    kAbiVersion,  sizeof(Hello),
+                      address_.nonce, hello.sender, arena_->bytes()};
+    sendHello(connection, reply, arena_->descriptor());
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("a peer could not be connected: ", error.what()));
+  }
+}
+
+std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memory,
+                                                 std::uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto known = peers_.find(nonce); known != peers_.end()) {
+      ::close(memory);
+      return known->second;
+    }
+  }
+  void* mapped = mapShared(memory, bytes);
+  const int error = errno;
+  ::close(memory);
+  if (mapped == MAP_FAILED) {
+    throw Error(
+        ErrorKind::Network,
+        concat(
+            "fastcoll: cannot map the shared memory of a peer (", std::strerror(error), ", ", bytes,
+            " bytes). Raise the address-space limit (ulimit -v), or set FASTCOLL_TRANSPORT=gloo."));
+  }
+  ::madvise(mapped, bytes, MADV_DONTDUMP);
+  auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);
+  // This proves that the memory is shared with that very process, whatever the host names are.
+  if (peer->header().magic != kArenaMagic || peer->header().nonce != nonce) {
+    throw Error(ErrorKind::Network, "fastcoll: the memory that a peer sent is not that peer's");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return peers_.emplace(nonce, std::move(peer)).first->second;
+}
+
+std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address) {
+  std::shared_ptr<Descriptor> asked;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
+    if (auto it = asked_.find(address.nonce); it != asked_.end()) asked = it->second;
+  }
+  if (asked == nullptr) {
+    const int socket = connectTo(address.socketName);
+    if (socket < 0) return nullptr;
+    asked = std::make_shared<Descriptor>(socket);
+    const Hello hello{kArenaMagic,    kAbiVersion,   sizeof(Hello),
+                      address_.nonce, address.nonce, arena_->bytes()};
+    if (!sendHello(socket, hello, arena_->descriptor())) return nullptr;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    asked_[address.nonce] = asked;
+  }
+  pollfd waiting{asked->fd, POLLIN, 0};
+  if (::poll(&waiting, 1, 0) <= 0) return nullptr;
+  {
+    // If two threads find the answer here, one takes it.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = asked_.find(address.nonce);
+    if (it == asked_.end() || it->second != asked) return nullptr;
+    asked_.erase(it);
+  }
+  // The peer closed without an answer: the name is stale, or the peer is exiting.
+  if (char byte = 0; ::recv(asked->fd, &byte, 1, MSG_PEEK) == 0) return nullptr;
+  Hello reply;
+  int memory = -1;
+  const std::string problem = receiveHello(asked->fd, 0, reply, memory);
+  if (!problem.empty()) {
+    throw Error(ErrorKind::Network, "fastcoll: a peer sent " + problem);
+  }
+  if (reply.sender != address.nonce || reply.receiver != address_.nonce) {
+    ::close(memory);
+    return nullptr;
+  }
+  return adopt(address.nonce, memory, reply.arenaBytes);
+}
+
+void LocalProcess::hold(std::uint64_t offset, std::function<bool()> over) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  held_[offset] = std::move(over);
+}
+
+void LocalProcess::retireHeld() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = held_.begin(); it != held_.end();) {
+    const bool over = it->second();
+    if (over) arena_->retire(it->first);
+    it = over ? held_.erase(it) : std::next(it);
+  }
+}
+
+void LocalProcess::prune() {
+  retireHeld();  // before the peers, because held memory refers to some of them
+  std::lock_guard<std::mutex> lock(mutex_);
+  asked_.clear();  // a group that still waits connects anew
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
+    it = unused ? peers_.erase(it) : std::next(it);
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,129 @@
+// Which stores fill the segments of a ring: plain ones, or streaming ones (non-temporal, past the
+// caches; copyStreaming).
+//
+// A plain store to a line that a peer has read takes the line back from the peer's cache. Between
+// cores that share a cache this costs little, and the peer finds the new bytes in that cache.
+// Between other cores it costs several times as much as a streaming store. The case differs from
+// pair to pair, and changes when the system moves a thread or a virtual machine's cores. So a
+// ring's writer chooses by the measured costs of its segments. Each rank chooses alone, because the
+// choice changes no bit.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "base/clock.hpp"
+#include "base/settings.hpp"
+
+namespace fastcoll {
+
+/// Chooses for segments of similar length. A line of a short segment costs more with both stores.
+class StoresChooser {
+ public:
+  /// Streaming begins when plain stores cost kBegins times as much, and ends below kEnds times. The
+  /// writer's cost is not all, because peers read streamed lines from memory. AMD EPYC, nanoseconds
+  /// per line for plain and streaming stores:
+  ///   1. cores that share a cache: 1.5 and 2.3    2. the same, segments of 8 KiB: 5 and 1.5
+  ///   3. other cores: 16 to 26 and 2              4. the same, line back from reader: 7 and 2
+  /// Streaming pays in case 3 only. There a broadcast takes a fifth to a third of the time.
+  static constexpr double kBegins = 6.0;
+  static constexpr double kEnds = 4.0;
+  /// Streaming is tried at once when plain stores cost kRises times as much as at its last try.
+  static constexpr double kRises = 3.0;
+  /// Timed segments with the present stores before the others are tried again: kFirstRest after a
+  /// change, doubled by each failed try up to kLongestRest.
+  static constexpr int kFirstRest = 16;
+  static constexpr int kLongestRest = 512;
+  /// Outside tries, one segment in kTimed is timed, because reading the clock separates copies.
+  static constexpr int kTimed = 4;
+
+  /// Whether the next segment is to be written with streaming stores.
+  bool streaming() const { return now_ != (tries_ > 0); }
+  /// Whether to time this segment and pass its cost to took().
+  bool timed();
+  /// Records the cost of a segment, in nanoseconds a byte.
+  void took(double cost, bool streaming);
+
+ private:
+  /// The last costs of one kind of stores, in nanoseconds a byte. One or two segments during which
+  /// the thread did not run do not move their median.
+  struct Costs {
+    static constexpr int kKept = 5;
+    static constexpr int kEnough = 3;
+    std::array<double, kKept> last{};
+    int seen = 0;
+
+    void add(double cost) { last[seen++ % kKept] = cost; }
+    bool enough() const { return seen >= kEnough; }
+    double median() const;
+  };
+
+  Costs& costs(bool streaming) { return streaming ? streaming_ : plain_; }
+  bool wantsOther() const;
+  void turn();
+  void weigh(double latest);
+
+  int untimed_ = 0;
+  bool now_ = false;            // streaming stores are the present ones
+  int tries_ = Costs::kEnough;  // segments left for the try of the other stores
+  int inARow_ = 0;              // timed segments since the other stores were tried
+  int rest_ = kFirstRest;       // timed segments between two tries of the other stores
+  double plainThen_ = std::numeric_limits<double>::infinity();  // plain cost at the last try
+  Costs plain_;
+  Costs streaming_;
+};
+
+class RingStores {
+ public:
+  /// With StoresChoice::Auto, shorter segments use plain stores and are not measured.
+  static constexpr std::size_t kLeastBytes = 8 * 1024;
+  /// Shorter segments have their own chooser.
+  static constexpr std::size_t kLongBytes = 64 * 1024;
+
+  /// `ringBytes`: the first pass through the ring is not measured, because no peer has read those
+  /// lines yet.
+  explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
+      : choice_(choice), fresh_(ringBytes) {}
+
+  /// Whether the next segment, of `bytes`, is to be written with streaming stores.
+  bool streaming(std::size_t bytes) const;
+  /// Whether to time this segment and pass its time to took().
+  bool timed(std::size_t bytes);
+  /// Records the time in which these stores wrote `written` bytes of a segment of `bytes`.
+  void took(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming);
+
+  /// Calls write(streaming) for a segment of `bytes` and records its time. `write` must not wait;
+  /// it returns the number of bytes written. Returns whether the stores were streaming.
+  template <typename Write>
+  bool fill(std::size_t bytes, Write write) {
+    const bool way = streaming(bytes);
+    if (!timed(bytes)) {
+      write(way);
+      return way;
+    }
+    const TimePoint start = Clock::now();
+    const std::size_t written = write(way);
+    const std::chrono::duration<double, std::nano> time = Clock::now() - start;
+    took(bytes, written, time.count(), way);
+    return way;
+  }
+
+ private:
+  bool learns(std::size_t bytes) const {
+    return choice_ == StoresChoice::Auto && bytes >= kLeastBytes;
+  }
+  StoresChooser& chooser(std::size_t bytes) { return bytes < kLongBytes ? short_ : long_; }
+  const StoresChooser& chooser(std::size_t bytes) const {
+    return bytes < kLongBytes ? short_ : long_;
+  }
+
+  StoresChoice choice_;
+  std::size_t fresh_;  // bytes left of the first pass
+  StoresChooser short_;
+  StoresChooser long_;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,347 @@
+#include "shm/segment_stream.hpp"
+
+#include <algorithm>
+
+#include "base/interrupt.hpp"
+#include "base/log.hpp"
+#include "base/topology.hpp"
+
+namespace fastcoll {
+namespace {
+constexpr std::size_t kLine = 64;
+}  // namespace
+
+std::string describe(const Signature& signature) {
+  std::string text = concat(collectiveName(signature.collective), "(seq ", signature.seq);
+  if (signature.collective != Collective::Barrier) {
+    text += concat(", ", dtypeName(signature.dtype), "[", signature.count, "]",
+                   signature.hasWireDtype ? " on the wire" : "");
+  }
+  if (signature.op != ReduceOp::None) text += concat(", ", reduceOpName(signature.op));
+  if (signature.op == ReduceOp::PreMulSum) text += concat(" by ", signature.factor);
+  if (signature.root >= 0) text += concat(", root ", signature.root);
+  return text + ")";
+}
+
+std::string mismatch(int rank, const std::string& mine, const std::string& member,
+                     const std::string& theirs) {
+  return concat("Detected mismatch between collectives on ranks: rank ", rank, " runs ", mine, ", ",
+                member, " runs ", theirs,
+                ". All ranks must issue the same collectives in the same order.");
+}
+
+std::string splitMismatch(const Signature& signature, int from, int to, std::uint64_t sent,
+                          std::uint64_t expected) {
+  return concat("Detected mismatch between collectives on ranks: in ", describe(signature),
+                " rank ", to, " expects ", expected, " bytes from rank ", from, ", which sends ",
+                sent, ". Give each rank the output splits that match its peers' input splits.");
+}
+
+std::string timedOut(const Signature& signature, Milliseconds timeout, const std::string& late) {
+  return concat("Timed out after ", timeout.count(), " ms in ", describe(signature), "; ", late,
+                kFindDelay);
+}
+
+bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected) {
+  // all_to_all compares the bytes of each pair itself: the counts may differ.
+  const bool counts = theirs.count == expected || mine.collective == Collective::AllToAll;
+  const bool factors = theirs.factor == mine.factor ||
+                       (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
+  return theirs.seq == mine.seq && theirs.collective == mine.collective &&
+         theirs.dtype == mine.dtype && theirs.hasWireDtype == mine.hasWireDtype &&
+         theirs.op == mine.op && theirs.root == mine.root && counts && factors;
+}
+
+SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
+                             int spinMicros, StoresChoice stores)
+    : memory_(memory),
+      members_(std::move(members)),
+      rank_(static_cast<int>(std::find(members_.begin(), members_.end(), memory.rank()) -
+                             members_.begin())),
+      ringBytes_(ringBytes),
+      spinMicros_(spinMicros),
+      stores_(stores, ringBytes),
+      compared_(members_.size(), 0) {
+  for (int step = 1; step < size(); ++step) others_.push_back((rank_ + step) % size());
+}
+
+std::string SegmentStream::prefix() const {
+  return errorHead(collectiveName(signature_.collective), memory_.identity(), signature_.seq);
+}
+
+void SegmentStream::begin(const Signature& signature,
+                          const std::vector<std::uint64_t>& expectedCount,
+                          const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout) {
+  signature_ = signature;
+  expectedCount_ = expectedCount;
+  deadline_ = deadline;
+  timeout_ = timeout;
+  large_ = false;
+  std::fill(compared_.begin(), compared_.end(), std::uint8_t{0});
+  if (memory_.aborted()) memory_.throwAborted(prefix());
+  ControlBlock& own = memory_.own();
+  own.signatures[collectives_ % 2] = signature_;
+  if (splits != nullptr) {
+    std::copy(splits, splits + 2 * size(), own.splits(collectives_));
+  }
+}
+
+Segment SegmentStream::reserve(std::size_t bytes, bool large) {
+  const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
+  // Once large, always large within a collective: the large segments in flight exceed the small
+  // ring. Readers write into the large ring only: see giveBack().
+  large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
+  const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
+  const std::size_t offset = reserved_ % ring;
+  if (offset + need > ring) reserved_ += ring - offset;  // a segment lies in one piece
+  const Segment segment{reserved_, reserved_ + need, large_};
+  reserved_ += need;
+  return segment;
+}
+
+void SegmentStream::openLargeRing() {
+  ControlBlock& own = memory_.own();
+  if (own.largeRing.load(std::memory_order_relaxed) != 0) return;
+  try {
+    const std::uint64_t offset = memory_.arena().allocate(ringBytes_);
+    own.largeRing.store(offset, std::memory_order_release);
+  } catch (const Error& error) {
+    // The peers wait for this rank's first segment, so record why it never comes.
+    fail(error.kind(), concat("rank ", memory_.rank(), ": ", error.what()));
+  }
+}
+
+void SegmentStream::end() {
+  next_ = reserved_;
+  ++collectives_;
+  // After another rank's fault, the memory just read may have been freed before the read.
+  if (memory_.aborted()) memory_.throwAborted(prefix());
+}
+
+std::uint8_t* SegmentStream::acquire(const Segment& segment) {
+  const std::size_t ring = segment.large ? ringBytes_ : ControlBlock::kSmallRingBytes;
+  if (segment.end > ring) awaitConsumed(segment.end - ring);
+  if (segment.large) openLargeRing();
+  return memoryOf(segment);
+}
+
+std::uint8_t* SegmentStream::memoryOf(const Segment& segment) {
+  ControlBlock& own = memory_.own();
+  if (!segment.large) return own.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
+  return memory_.arena().base() + own.largeRing.load(std::memory_order_relaxed) +
+         segment.begin % ringBytes_;
+}
+
+void SegmentStream::awaitConsumed(std::uint64_t position) {
+  if (position <= consumedByAll_) return;
+  std::uint64_t least = ~std::uint64_t{0};
+  for (const int peer : others_) {
+    // Within a collective, compare first: a rank that runs another one never consumes this one's.
+    if (position > next_ && compared_[peer] == 0) awaitArrival(peer);
+    Progress& progress = memory_.block(memberOf(peer)).progress;
+    awaited_ = peer;
+    waitOn(
+        progress.consumed, progress.waiters, [position](std::uint64_t v) { return v >= position; },
+        spinMicros_, *this);
+    least = std::min(least, progress.consumed.load(std::memory_order_acquire));
+  }
+  consumedByAll_ = least;
+}
+
+std::uint8_t* SegmentStream::awaitConsumed(const Segment& segment) {
+  awaitConsumed(segment.end);
+  return memoryOf(segment);
+}
+
+void SegmentStream::publish(const Segment& segment) {
+  Progress& progress = memory_.own().progress;
+  publishWord(progress.published, progress.waiters, segment.end);
+}
+
+void SegmentStream::consume(const Segment& segment) {
+  Progress& progress = memory_.own().progress;
+  publishWord(progress.consumed, progress.waiters, segment.end);
+}
+
+void SegmentStream::awaitArrival(int peer) {
+  ControlBlock& block = memory_.block(memberOf(peer));
+  awaited_ = peer;
+  waitOn(
+      block.progress.published, block.progress.waiters,
+      [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
+  compare(peer);
+}
+
+void SegmentStream::awaitArrivals() {
+  for (const int peer : others_) {
+    if (compared_[peer] == 0) awaitArrival(peer);
+  }
+}
+
+void SegmentStream::awaitPublished(int peer, const Segment& segment) {
+  // Ranks that disagree may place other segments: compare before waiting for this one.
+  if (compared_[peer] == 0) awaitArrival(peer);
+  ControlBlock& block = memory_.block(memberOf(peer));
+  awaited_ = peer;
+  waitOn(
+      block.progress.published, block.progress.waiters,
+      [&segment](std::uint64_t v) { return v >= segment.end; }, spinMicros_, *this);
+}
+
+std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
+  awaitPublished(peer, segment);
+  ControlBlock& block = memory_.block(memberOf(peer));
+  if (!segment.large) return block.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
+  const std::uint64_t ring = block.largeRing.load(std::memory_order_acquire);
+  return memory_.inPeer(memberOf(peer), ring, ringBytes_) + segment.begin % ringBytes_;
+}
+
+std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) const {
+  return memory_.arena().offsetOf(data, bytes);
+}
+
+std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
+  return memory_.inPeer(memberOf(peer), signatureOf(peer).direct, bytes);
+}
+
+void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
+  if (memory_.arena().withdraw(data, bytes)) return;
+  log(LogLevel::Warn,
+      concat(prefix(),
+             "there is no memory to move the tensor out of shared memory after a fault. "
+             "A rank that has not noticed the fault yet may still write into it."));
+}
+
+void SegmentStream::throwIfAborted() {
+  if (memory_.aborted()) throwStopReason();
+}
+
+const Signature& SegmentStream::signatureOf(int peer) const {
+  return memory_.block(memberOf(peer)).signatures[collectives_ % 2];
+}
+
+std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
+  return memory_.block(memberOf(peer)).splits(collectives_)[destination];
+}
+
+std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
+  return memory_.block(memberOf(peer)).splits(collectives_)[size() + source];
+}
+
+void SegmentStream::compare(int peer) {
+  const Signature theirs = signatureOf(peer);
+  const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
+  if (!agree(signature_, theirs, expected)) {
+    std::string mine = describe(signature_);
+    if (expected != signature_.count) {
+      mine += concat(" (which expects ", expected, " elements from it)");
+    }
+    fail(ErrorKind::Backend, mismatch(memory_.rank(), mine, memberName(peer), describe(theirs)));
+  }
+  compared_[peer] = 1;
+}
+
+bool SegmentStream::shouldStop() {
+  try {
+    checkInterrupt();
+  } catch (...) {
+    // The collective ends half-way, so no rank can use the group any more.
+    memory_.abort(ErrorKind::Backend,
+                  concat(memory_.memberName(memory_.rank()), " was interrupted in ",
+                         describe(signature_), kReadLog));
+    throw;
+  }
+  if (memory_.aborted()) return true;
+  if (checkLostPeers()) return true;
+  const auto now = Clock::now();
+  if (now >= deadline_ && now >= deadlineAfter(deadline_, patience())) {
+    stopKind_ = ErrorKind::Timeout;
+    stopCause_ = timedOut(signature_, timeout_, lateRanks());
+    return true;
+  }
+  return false;
+}
+
+// A peer that died or left ends the wait if it is the awaited one, or if it has not arrived. A peer
+// that died after it published all that this rank needs does not.
+bool SegmentStream::checkLostPeers() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const bool arrived =
+        memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) > next_;
+    if (arrived && peer != awaited_) continue;
+    if (memory_.isDead(memberOf(peer)) || memory_.hasLeft(memberOf(peer))) {
+      // It may have arrived between the two reads.
+      if (peer != awaited_ &&
+          memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) >
+              next_) {
+        continue;
+      }
+      stopKind_ = ErrorKind::Backend;
+      stopCause_ = memory_.causeOfSilence(memberOf(peer), describe(signature_));
+      return true;
+    }
+  }
+  return false;
+}
+
+char SegmentStream::stateOf(int peer) const {
+  return memory_.process(memberOf(peer)).state();
+}
+
+/// The extension of the deadline; see setGrace().
+Milliseconds SegmentStream::patience() const {
+  const auto completed = [this](int peer) {
+    return memory_.block(memberOf(peer)).progress.completed.load(std::memory_order_acquire);
+  };
+  Milliseconds time = 2 * grace_;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    if (completed(peer) <= completed(rank()) && isStopped(stateOf(peer))) return Milliseconds{0};
+    const Progress& progress = memory_.block(memberOf(peer)).progress;
+    if (progress.published.load(std::memory_order_acquire) > next_) continue;
+    if (completed(peer) >= completed(rank())) return Milliseconds{0};  // the peer is late
+    time = 3 * grace_;
+  }
+  return time;
+}
+
+std::string SegmentStream::lateRanks() const {
+  std::string absent;
+  std::string stalled;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const Progress& progress = memory_.block(memberOf(peer)).progress;
+    const char state = stateOf(peer);
+    std::string who = concat(memory_.memberName(memberOf(peer)), ", last completed seq ",
+                             progress.completed.load(std::memory_order_acquire), ", state ", state,
+                             isStopped(state) ? " (stopped)" : "");
+    if (progress.published.load(std::memory_order_acquire) <= next_) {
+      absent += (absent.empty() ? "" : "; ") + who;
+    } else if (peer == awaited_) {
+      stalled = who;
+    }
+  }
+  if (!absent.empty()) return "not arrived: " + absent;
+  return "all ranks arrived, still waiting for " + stalled;
+}
+
+void SegmentStream::throwStopReason() {
+  if (memory_.aborted()) {
+    memory_.passOn();  // the rank that recorded it here may have died before it reached all
+    memory_.throwAborted(prefix());
+  }
+  fail(stopKind_, stopCause_);
+}
+
+void SegmentStream::fail(ErrorKind kind, const std::string& cause) {
+  memory_.abort(kind, cause);
+  memory_.throwAborted(prefix());
+}
+
+std::uint8_t* SegmentStream::scratch(std::size_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return scratch_.data();
+}
+
+}  // namespace fastcoll

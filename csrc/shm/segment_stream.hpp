@@ -1,0 +1,209 @@
+// The stream of segments by which the ranks of a group exchange a collective's bytes.
+//
+// Every rank owns a ring of memory in its arena. It writes segment after segment into it; all peers
+// read the segments in place. A segment has a position in the stream, in bytes since the group
+// began. It lies in the ring at that position modulo the ring's length. All ranks place the same
+// segments for a collective. So a position names the same segment on every rank, and no barrier is
+// needed between collectives. Two positions per rank order everything:
+//
+//   owner:   wait until all peers consumed up to end - ring;  write;  published = end
+//   reader:  wait until peer.published >= end;  read;                 consumed = end
+//
+// Before a reader consumes a segment, it may also write the parts that are meant for it alone. The
+// owner reads these parts once all peers have consumed the segment. So a result returns in the
+// lines that brought its operands.
+//
+// Release/acquire on the two positions orders the plain writes and reads of the ring. Only a
+// segment that ends a whole ring later overwrites a segment. `consumed` is always the end of a
+// segment, so waiting for end - ring frees every segment that the new one overlaps.
+//
+// Segments of any size cycle through the whole ring, which is longer than a core's second-level
+// cache. To write a line that a peer still caches is several times slower than to write one that
+// has left its cache. A collective with segments of at most kSmallSegmentBytes uses a small ring in
+// the control block, with the same positions. So a group of such collectives needs no other memory.
+// Collectives in which readers write always use the large ring.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shm/group_memory.hpp"
+#include "shm/ring_stores.hpp"
+
+namespace fastcoll {
+
+/// A place in the stream, the same on all ranks.
+struct Segment {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  bool large = false;  // it lies in the large ring
+};
+
+class SegmentStream : private WaitPolicy {
+ public:
+  /// `members`: the group's ranks that share this stream, this one included; their blocks are
+  /// bound. All functions below identify a peer by its place in `members`.
+  SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
+                int spinMicros, StoresChoice stores);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  /// The places of the other members, beginning with the next one, so that not all ranks read from
+  /// one at once.
+  const std::vector<int>& others() const { return others_; }
+  /// The rank in the group of the member at this place.
+  int memberOf(int place) const { return members_[place]; }
+  /// Bytes of the large ring. A segment takes a quarter at most: three are in flight at once
+  /// (behind, present, ahead), and the end of the ring may be too short for one.
+  std::size_t ringBytes() const { return ringBytes_; }
+
+  /// Extends the deadline while the missing peer may itself wait for another host, because that
+  /// peer can name the cause. Adds 2 * grace if all peers have arrived. Adds 3 * grace if those
+  /// that have not are still in a collective that this rank has completed. Adds nothing if a peer
+  /// is stopped.
+  void setGrace(Milliseconds grace) { grace_ = grace; }
+  /// Starts a collective: announces its signature. `expectedCount[peer]` is the number of elements
+  /// that each peer must announce; empty: as many as this rank. `splits` are the bytes sent to each
+  /// peer and expected from each (all_to_all), or nullptr.
+  void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
+             const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
+  /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
+  /// in the large ring, whatever the size. Readers may write only there, because only that ring's
+  /// memory is kept for late writers.
+  Segment reserve(std::size_t bytes, bool large = false);
+  /// Undoes the placing of all segments after `last` in the present collective. This rank has
+  /// published none of them, but may have written them.
+  void releaseAfter(const Segment& last) {
+    reserved_ = last.end;
+    large_ = last.large;
+  }
+  /// Ends the collective. This rank must have published and consumed all that it placed.
+  void end();
+
+  /// Waits until every peer has consumed the former contents of the segment's memory; returns it.
+  std::uint8_t* acquire(const Segment& segment);
+  /// Acquires the segment, fills it by write(memory, streaming), and returns its memory. `write`
+  /// must not wait, and returns the number of bytes written. Like memcpy and copyStreaming, it must
+  /// order its stores before later ones, because publish() releases them.
+  template <typename Write>
+  std::uint8_t* fill(const Segment& segment, Write write) {
+    std::uint8_t* memory = acquire(segment);
+    if (segment.large) {
+      const std::size_t bytes = segment.end - segment.begin;
+      const bool way =
+          stores_.fill(bytes, [&](bool streaming) { return write(memory, streaming); });
+      streamed_.store(way, std::memory_order_relaxed);
+    } else {
+      write(memory, false);
+    }
+    return memory;
+  }
+  /// Whether fill() used streaming stores for the last segment of the large ring. Any thread may
+  /// call it.
+  bool streamed() const { return streamed_.load(std::memory_order_relaxed); }
+  /// Makes everything up to and including this segment readable.
+  void publish(const Segment& segment);
+  /// Waits until the peer has published the segment; at the peer's first segment of a collective,
+  /// compares its signature. Returns the peer's memory of the segment. In the large ring, this rank
+  /// may write the bytes that are meant for it alone.
+  std::uint8_t* await(int peer, const Segment& segment);
+  /// The same for a segment without bytes to read.
+  void awaitPublished(int peer, const Segment& segment);
+  /// Waits until all peers have arrived in the collective, and agree.
+  void awaitArrivals();
+  /// Waits until all peers have consumed the segment; returns this rank's memory of it.
+  std::uint8_t* awaitConsumed(const Segment& segment);
+  /// What the peer announced for the present collective; valid once awaited.
+  const Signature& signatureOf(int peer) const;
+  std::uint64_t splitOf(int peer, int destination) const;
+  std::uint64_t expectedBy(int peer, int source) const;
+  /// Marks all peers' segments, up to and including this one, as consumed by this rank.
+  void consume(const Segment& segment);
+
+  /// Offset of [data, data + bytes) in this process's arena, where peers can read it; 0 if it is
+  /// not there.
+  std::uint64_t directOffset(const void* data, std::size_t bytes) const;
+  /// The message that the peer announced as direct, of `bytes` in total.
+  std::uint8_t* directOf(int peer, std::size_t bytes) const;
+  /// Moves this rank's message, into which peers write, out of shared memory. Call it after a
+  /// fault, before the caller gets the error. Never throws.
+  void withdraw(const void* data, std::size_t bytes) noexcept;
+  /// Throws if the group has failed. For a rank that works for long without a wait.
+  void throwIfAborted();
+
+  /// Publishes that this rank has completed the whole collective, including any part outside the
+  /// stream.
+  void completed(std::uint64_t seq) {
+    memory_.own().progress.completed.store(seq, std::memory_order_release);
+  }
+  /// Records the fault on all ranks of the group and throws it.
+  [[noreturn]] void fail(ErrorKind kind, const std::string& cause);
+  std::string memberName(int peer) const { return memory_.memberName(memberOf(peer)); }
+
+  /// "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: "
+  std::string prefix() const;
+
+  /// Scratch memory of this rank, for bytes that must not be in a segment that peers read.
+  std::uint8_t* scratch(std::size_t bytes);
+
+ private:
+  bool shouldStop() override;
+  [[noreturn]] void throwStopReason() override;
+  TimePoint deadline() const override { return deadlineAfter(deadline_, 3 * grace_); }
+  bool checkLostPeers();
+  char stateOf(int peer) const;
+  Milliseconds patience() const;
+  std::string lateRanks() const;
+  void awaitArrival(int peer);
+  void compare(int peer);
+  void awaitConsumed(std::uint64_t position);
+  void openLargeRing();
+  std::uint8_t* memoryOf(const Segment& segment);
+
+  GroupMemory& memory_;
+  const std::vector<int> members_;
+  const int rank_;
+  std::vector<int> others_;
+  const std::size_t ringBytes_;
+  const int spinMicros_;
+  RingStores stores_;  // of the large ring
+  std::atomic<bool> streamed_{false};
+
+  std::uint64_t next_ = 0;           // where the present (or next) collective begins
+  std::uint64_t reserved_ = 0;       // where the next segment begins
+  std::uint64_t consumedByAll_ = 0;  // as of the last read
+  bool large_ = false;               // a large segment was placed in the present collective
+  std::uint64_t collectives_ = 0;    // ended so far; its parity selects the signature
+  Signature signature_{};
+  std::vector<std::uint64_t> expectedCount_;
+  std::vector<std::uint8_t> compared_;
+  TimePoint deadline_;
+  Milliseconds timeout_{};
+  Milliseconds grace_{};
+  int awaited_ = -1;       // peer that the present wait is for
+  std::string stopCause_;  // set by shouldStop()
+  ErrorKind stopKind_ = ErrorKind::Backend;
+  std::vector<std::uint8_t> scratch_;
+};
+
+/// Whether two ranks' signatures describe the same collective; `expected` is the count that
+/// `theirs` must have.
+bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected);
+
+/// "all_reduce(seq 17, float32[1000], SUM)"
+std::string describe(const Signature& signature);
+
+// The causes of errors that a stream and the connections between hosts share.
+/// `mine`, `theirs`: what the rank and the member of that name run.
+std::string mismatch(int rank, const std::string& mine, const std::string& member,
+                     const std::string& theirs);
+/// Both ends of a pair announced different bytes.
+std::string splitMismatch(const Signature& signature, int from, int to, std::uint64_t sent,
+                          std::uint64_t expected);
+/// `late`: which ranks the collective waits for.
+std::string timedOut(const Signature& signature, Milliseconds timeout, const std::string& late);
+
+}  // namespace fastcoll
