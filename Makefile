@@ -238,8 +238,10 @@ lint: $(STAMPS)/dev
 	(cd build/typing && '$(PYTHON)' -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
 	'$(PYTHON)' -m codespell_lib
 	'$(PYTHON)' tests/check_pages.py
+	'$(PYTHON)' tests/stub.py --check
 
 format: $(STAMPS)/dev
+	'$(PYTHON)' tests/stub.py
 	'$(PYTHON)' -m ruff check --fix .
 	'$(PYTHON)' -m ruff format .
 	$(if $(CPP),$(CLANG_FORMAT) -i $(CPP))

@@ -96,7 +96,7 @@ setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
     package_data={
-        "fastcoll": ["py.typed", "_C.pyi", "default_tuning.json", "settings.def"],
+        "fastcoll": ["py.typed", "_C.pyi", "settings.def"],
         "fastcoll.examples": ["*.sh", "*.ipynb", "*/*.sh", "*/*.yaml", "*/Dockerfile"],
     },
     include_package_data=False,

@@ -5,17 +5,13 @@
 
 #include "calls/checks.hpp"
 #include "cpu/worker_pool.hpp"
+#include "network/networks.hpp"
 #include "reduce/reduce.hpp"
 #include "torch/shared_allocator.hpp"
 #include "torch/store_adapter.hpp"
 
 namespace fastcoll {
 namespace {
-
-ProcessGroupFastcoll::GlooFactory& glooFactory() {
-  static auto* factory = new ProcessGroupFastcoll::GlooFactory;
-  return *factory;
-}
 
 WeakRegistry<CpuEngine>& engineRegistry() {
   static auto* all = new WeakRegistry<CpuEngine>;  // outlives static destructors
@@ -38,19 +34,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   return config;
 }
 
-/// Returns the maker of the network to other hosts. It holds the store, not the group, because the
-/// engine may outlive the group.
-CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
-                                 const Settings& settings) {
-  const std::chrono::seconds silence(settings.linkSeconds);
-  return [store, silence] { return std::make_shared<GlooNetwork>(store, glooFactory(), silence); };
-}
-
 }  // namespace
-
-void ProcessGroupFastcoll::setGlooFactory(GlooFactory factory) {
-  glooFactory() = std::move(factory);
-}
 
 ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank,
                                            int size, c10::intrusive_ptr<Options> options)
@@ -67,7 +51,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     }
     EngineConfig config = configOf(*options_, name_, rank, size);
     config.failing = [hooks = abortHooks_] { hooks->call(); };
-    auto network = networkOf(store_, config.settings);
+    // It holds the store, not the group, because the engine may outlive the group.
+    const std::chrono::seconds silence(config.settings.linkSeconds);
+    auto network = networkMaker(config.settings.network, {store_, silence});
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           std::move(network));
     engineRegistry().add(engine_);

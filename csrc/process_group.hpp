@@ -24,7 +24,6 @@
 #include "cpu/abort_hooks.hpp"
 #include "cpu/cpu_engine.hpp"
 #include "cuda/device_engine.hpp"
-#include "network/gloo.hpp"
 #include "torch/error.hpp"
 #include "torch/options.hpp"
 #include "torch/tensors.hpp"
@@ -39,9 +38,6 @@ using WorkRef = c10::intrusive_ptr<c10d::Work>;
 class ProcessGroupFastcoll : public c10d::Backend {
  public:
   using Options = fastcoll::Options;
-  /// Makes the function that connects hosts by Gloo.
-  using GlooFactory = std::function<GlooNetwork::Maker()>;
-  static void setGlooFactory(GlooFactory factory);
   /// Makes the library that moves device tensors (NCCL). Called at the first device
   /// tensor.
   using DeviceFactory = std::function<std::unique_ptr<DeviceLibrary>(

@@ -303,13 +303,15 @@ class Tuning:
 
     Attributes:
         one_shot_bytes: all_reduce reads all messages at once up to twice this size, divided by the number of ranks.
-        segment_bytes: Largest pipeline segment of messages up to ``long_bytes``.
+        segment_bytes: Largest pipeline segment of messages up to ``long_bytes``. A segment never exceeds a quarter of
+            the ring.
         long_segment_bytes: The same for longer messages.
         long_bytes: Largest message with ``segment_bytes``, and largest that two ranks exchange in place.
         streaming_bytes: From this size on, results are written past the caches.
         direct_bytes: From this size on, peers read a message in shared memory in place.
         direct_all_reduce_bytes: The same for all_reduce, which also writes its result in place.
-        link_bytes: Latency times bandwidth of the link between hosts, which decides the number of steps between hosts.
+        link_bytes: Latency times bandwidth of the link between hosts: bytes that it carries in the time of an empty
+            step. It decides the number of steps between hosts. ``fastcoll tune --hosts`` measures it.
     """
 
     one_shot_bytes: int
@@ -355,16 +357,20 @@ class Options(Backend.Options):
     Attributes:
         timeout: Limit of each operation, after which it fails on all ranks. The argument ``timeout`` of
             ``init_process_group`` wins, unless it is torch's default.
-        transport: Transport of CPU tensors. "auto": shared memory between ranks of a host, Gloo between hosts. "shm"
-            or "gloo": this one only.
-        ring_bytes: Size of a rank's ring in shared memory, in bytes: 16384 to 1073741824.
-        spin_us: Time that a wait spins before it sleeps, in microseconds. -1: 50 if each rank has its own core,
-            else 0.
-        link_seconds: Seconds without any TCP response after which another host is treated as lost: 0 to 86400.
-            0: the TCP defaults.
-        shared_tensors: Whether CPU tensors of 32 KiB and more are in shared memory, if this process makes them after
-            the group. They are then like tensors of ``fastcoll.empty_shared``.
-        shared_buckets: Whether DDP's buckets of CPU tensors are in shared memory. ``DDP_DISABLE_COMM_MEM=1`` wins.
+        shared_memory: Whether CPU tensors go through shared memory between ranks of a host. auto uses it where the
+            ranks can share memory, and the network between the others. require makes a group fail whose ranks cannot
+            all share memory. One of auto, off, require.
+        network: Network of CPU tensors between hosts, equal on all ranks. ``gloo`` is the only one so far.
+        ring_bytes: Bytes of a rank's ring in shared memory, one for each group. A group of several hosts uses four
+            times as much. 16384 to 1073741824.
+        spin_us: Time that a wait spins before it sleeps, in microseconds. -1 means 50 if each rank has its own core,
+            else 0. -1 to 1000000.
+        link_seconds: Seconds without any TCP response after which a host is treated as lost. 0 keeps the TCP defaults.
+            0 to 86400.
+        shared_tensors: True puts CPU tensors of 32 KiB and more into shared memory, if they are made after
+            init_process_group. Peers read and reduce them in place.
+        shared_buckets: False keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.
+            With a GPU, they are there unless DDP_DISABLE_COMM_MEM is 0.
         tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
         is_high_priority_stream: Whether asynchronous calls on CUDA tensors use streams of high priority.
         blocking_wait: Whether ``wait()`` of a call on CUDA tensors blocks the host. False: it blocks the stream.
@@ -374,11 +380,12 @@ class Options(Backend.Options):
     torch's ``group_name`` and ``global_ranks_in_group`` are set when the group is made.
 
     Raises:
-        ValueError: A transport is unknown, or a number is out of its range.
+        ValueError: A word is unknown, or a number is out of its range.
     """
 
     timeout: timedelta
-    transport: str
+    shared_memory: str
+    network: str
     ring_bytes: int
     spin_us: int
     link_seconds: int
@@ -394,7 +401,8 @@ class Options(Backend.Options):
         self,
         timeout: timedelta = ...,
         *,
-        transport: str = "auto",
+        shared_memory: str = "auto",
+        network: str = "gloo",
         ring_bytes: int = 2097152,
         spin_us: int = -1,
         link_seconds: int = 10,

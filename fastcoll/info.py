@@ -168,7 +168,7 @@ def _tuning() -> dict[str, str]:
         loaded = tuning.load()
     except (ImportError, ValueError) as error:
         return {"problem": str(error)}
-    return {"table": str(loaded.source), "measured on": loaded.machine}
+    return {"table": loaded.source, "measured on": loaded.machine}
 
 
 def collect() -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _calls(item: Experiment, groups: Mapping[int, dist.ProcessGroup], size: int)
 
 def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
     """Returns the table and the measurements behind it."""
-    shipped = _shipped()
+    shipped = tuning.values_of(C.Tuning())
     table, measured = dict(shipped), {}
     for item in experiments(control.world_size):
         groups = {value: _group(table | {item.field: value}) for value in item.values}
@@ -167,10 +167,6 @@ def _kept(path: Path) -> dict[str, Any]:
     return dict(record) if record["machine"] == tuning.machine_name() else {}
 
 
-def _shipped() -> dict[str, int]:
-    return dict(json.loads(tuning.SHIPPED.read_text())["table"])
-
-
 def _write(path: Path, record: dict[str, Any]) -> None:
     """Replaces the whole file at once, so a rank that starts meanwhile reads the old table or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +199,7 @@ def _run_rank(options: argparse.Namespace) -> None:
     else:
         found = {"date": date, **_measure_host(control, plan)}
     # All ranks of a group must have one table: that of the first host, with the new values.
-    kept = control.all_gather(_kept(options.output))[0] or {"table": _shipped()}
+    kept = control.all_gather(_kept(options.output))[0] or tuning.SHIPPED
     table = kept["table"] | found["table"]
     for rank in writers:  # in turns, because they may share a file
         if rank == control.rank:

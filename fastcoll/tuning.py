@@ -23,10 +23,9 @@ from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 __all__ = [
     *("FIELDS", "SHIPPED", "Loaded"),
-    *("as_table", "host_path", "load", "machine_name", "parse"),
+    *("as_table", "host_path", "load", "machine_name", "parse", "values_of"),
 ]
 
-SHIPPED = Path(__file__).with_name("default_tuning.json")
 FIELDS = tuple(name for name in dir(C.Tuning) if name.endswith("_bytes"))
 _ANEW = "Write the table anew with `fastcoll tune`."
 _MOST = 1 << 62
@@ -38,14 +37,14 @@ class Loaded:
 
     Attributes:
         table: As ``fastcoll.Options(tuning=...)`` takes it.
-        source: The file.
+        source: The file, or "shipped".
         machine: Machine on which it was measured.
         device: The section on all-reduces of device tensors; ``DEFAULT`` if the table has none.
         device_name: Name of the devices on which the section was measured; "" if the table has none.
     """
 
     table: C.Tuning
-    source: Path
+    source: str
     machine: str
     device: Thresholds = DEFAULT
     device_name: str = ""
@@ -81,6 +80,19 @@ def host_path() -> Path:
     return Path(base) / "fastcoll" / "tuning.json"
 
 
+def values_of(table: C.Tuning) -> dict[str, int]:
+    """Returns the fields of a table."""
+    return {name: getattr(table, name) for name in FIELDS}
+
+
+SHIPPED: dict[str, Any] = {
+    "machine": "2 cores of an AMD Zen 4 in a virtual machine, 1 MiB of second-level cache each, 32 MiB of "
+    "third-level cache; 2 ranks",
+    "table": values_of(C.Tuning()),
+}
+"""The table of csrc/cpu/algorithms/tuning.def, as a file would have it."""
+
+
 def as_table(values: Mapping[str, int]) -> C.Tuning:
     """Returns the values of fields as ``fastcoll.Options(tuning=...)`` takes them."""
     table = C.Tuning()
@@ -104,7 +116,7 @@ def parse(text: str, source: Path) -> Loaded:
             f"got what cannot be read as one ({type(error).__name__}: {error}). {_ANEW}"
         ) from None
     checked = _check(values, FIELDS, f"{source}: expected a tuning table")
-    loaded = Loaded(as_table(checked), source, str(machine))
+    loaded = Loaded(as_table(checked), str(source), str(machine))
     if section is None:
         return loaded
     what = f"{source}: expected the section on devices to have"
@@ -153,7 +165,7 @@ def _load(choice: str, host: Path) -> Loaded:
             text = ""
         if text and (loaded := parse(text, host)).machine == machine_name():
             return loaded
-    return parse(SHIPPED.read_text(), SHIPPED)
+    return Loaded(C.Tuning(), "shipped", SHIPPED["machine"])
 
 
 def load() -> Loaded:

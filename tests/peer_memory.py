@@ -121,7 +121,7 @@ def table_of(name: str, limits: dict[str, int]) -> str:
     from fastcoll import tuning
 
     section = {"name": name, "ranks": 8, "table": limits}
-    record = {**json.loads(tuning.SHIPPED.read_text()), "device": section}
+    record = {**tuning.SHIPPED, "device": section}
     file = os.memfd_create("tuning")
     os.write(file, json.dumps(record).encode())
     return f"/proc/self/fd/{file}"

@@ -87,9 +87,9 @@ Settings Settings::withEnvironment() const {
   return all;
 }
 
-TransportChoice Settings::transportChoice() const {
-  if (transport == "shm") return TransportChoice::Shm;
-  return transport == "gloo" ? TransportChoice::Gloo : TransportChoice::Auto;
+SharedMemoryChoice Settings::sharedMemoryChoice() const {
+  if (sharedMemory == "require") return SharedMemoryChoice::Require;
+  return sharedMemory == "off" ? SharedMemoryChoice::Off : SharedMemoryChoice::Auto;
 }
 
 StoresChoice Settings::storesChoice() const {

@@ -8,7 +8,7 @@
 
 namespace fastcoll {
 
-enum class TransportChoice { Auto, Shm, Gloo };
+enum class SharedMemoryChoice : std::uint32_t { Auto, Off, Require };
 enum class StoresChoice { Auto, Plain, Streaming };
 
 /// One row of the table.
@@ -69,7 +69,7 @@ struct Settings {
   /// is unset, torch's variables for NCCL decide.
   Settings withEnvironment() const;
 
-  TransportChoice transportChoice() const;
+  SharedMemoryChoice sharedMemoryChoice() const;
   StoresChoice storesChoice() const;
 };
 

@@ -5,6 +5,7 @@
 #include "base/interrupt.hpp"
 #include "bindings/bindings.hpp"
 #include "cpu/hosts/selector.hpp"
+#include "network/gloo.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
 #include "torch/error.hpp"
@@ -80,7 +81,7 @@ py::object called(const py::object& factory) {
 void setGlooFactory(py::object factory) {
   // Leaked on purpose: the interpreter may be gone when static destructors run.
   auto* held = new py::object(std::move(factory));
-  ProcessGroupFastcoll::setGlooFactory([held]() -> fastcoll::GlooNetwork::Maker {
+  fastcoll::GlooNetwork::setFactory([held]() -> fastcoll::GlooNetwork::Maker {
     py::gil_scoped_acquire gil;
     const std::shared_ptr<py::object> maker(new py::object(called(*held)), [](py::object* object) {
       if (Py_IsInitialized() == 0) return;
@@ -126,16 +127,9 @@ py::list groups() {
 PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");  // registers the base classes
 
-  py::class_<TuningTable>(m, "Tuning")
-      .def(py::init<>())
-      .def_readwrite("one_shot_bytes", &TuningTable::oneShotBytes)
-      .def_readwrite("segment_bytes", &TuningTable::segmentBytes)
-      .def_readwrite("long_segment_bytes", &TuningTable::longSegmentBytes)
-      .def_readwrite("long_bytes", &TuningTable::longBytes)
-      .def_readwrite("streaming_bytes", &TuningTable::streamingBytes)
-      .def_readwrite("direct_bytes", &TuningTable::directBytes)
-      .def_readwrite("direct_all_reduce_bytes", &TuningTable::directAllReduceBytes)
-      .def_readwrite("link_bytes", &TuningTable::linkBytes);
+  py::class_<TuningTable> tuning(m, "Tuning");
+  tuning.def(py::init<>());
+  TuningTable::each([&](const char* name, auto field) { tuning.def_readwrite(name, field); });
 
   py::class_<NcclConfig>(m, "NcclConfig")
       .def(py::init<>())

@@ -57,7 +57,8 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.pid = static_cast<std::uint32_t>(::getpid());
   record.ringBytes = config_.settings.ringBytes;
   record.tuning = config_.tuning.fingerprint();
-  record.transport = static_cast<std::uint32_t>(config_.settings.transportChoice());
+  record.sharedMemory = config_.settings.sharedMemoryChoice();
+  setText(record.network, config_.settings.network);
   record.cores = cores_;
   setText(record.bootId, bootId());
   setText(record.hostId, config_.settings.hostId);
@@ -349,7 +350,7 @@ EngineInfo CpuEngine::info() const {
       info.spinMicros = spinMicros_;
       break;
     case Path::MultiHost:
-      info.transport = multiHost_.hosts.most() > 1 ? "shm+gloo" : "gloo";
+      info.transport = (multiHost_.hosts.most() > 1 ? "shm+" : "") + config_.settings.network;
       break;
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;

@@ -66,7 +66,7 @@ struct EngineConfig {
 };
 
 struct EngineInfo {
-  std::string transport;  // "shm", "shm+gloo", "gloo", "local", "undecided"
+  std::string transport;  // "shm", "gloo" (the network), "shm+gloo", "local", "undecided"
   std::string reason;
   std::string stores;  // to shared memory: "plain" or "streaming", as for the last large segment
   int spinMicros = 0;  // how long a wait for other ranks spins before it sleeps

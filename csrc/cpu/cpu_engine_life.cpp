@@ -99,10 +99,10 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.local().size() > 1) watchHost();
   reason_ = agreement.reason;
   path_.store(Path::MultiHost, std::memory_order_release);
-  const bool asked = config_.settings.transport == "gloo";
+  const bool asked = config_.settings.sharedMemoryChoice() == SharedMemoryChoice::Off;
   log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
-      concat("group '", config_.name, "': the ranks are on ", hosts.count(),
-             " hosts, with Gloo between them, because ", agreement.reason));
+      concat("group '", config_.name, "': the ranks are on ", hosts.count(), " hosts, with ",
+             config_.settings.network, " between them, because ", agreement.reason));
 }
 
 // --- point-to-point ----------------------------------------------------------------------------

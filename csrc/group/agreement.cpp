@@ -11,7 +11,7 @@ namespace {
 
 // A vote is kShared, or kAgainst followed by a reason.
 constexpr char kShared[] = "shm";
-constexpr char kAgainst[] = "gloo: ";
+constexpr char kAgainst[] = "apart: ";
 constexpr std::size_t kLongestReason = 500;
 
 // A rank that waits this long for the roster posts that it has arrived.
@@ -59,9 +59,9 @@ void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason)
   throw Error(
       ErrorKind::Backend,
       concat(prefix(),
-             "shared memory was demanded (FASTCOLL_TRANSPORT=shm or Options.transport) by rank ",
+             "shared memory is required (FASTCOLL_SHARED_MEMORY or Options.shared_memory) by rank ",
              by.rank, ", but ", withoutFullStop(reason),
-             ". Unset it on all ranks to let them use Gloo."));
+             ". Unset it on all ranks to let them use the network."));
 }
 
 // --- the ranks' records -------------------------------------------------------------------------
@@ -267,7 +267,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       return agreement;
     }
     for (const auto& record : records_) {
-      if (record.transport != static_cast<std::uint32_t>(TransportChoice::Shm)) continue;
+      if (record.sharedMemory != SharedMemoryChoice::Require) continue;
       throwDemanded(record, agreement.reason);
     }
     return agreement;

@@ -49,7 +49,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   memory_.nameMember(peer, nameOf(record));
   if (!sharesHost(record)) {
     for (const GroupRecord& by : {own_, record}) {
-      if (by.transport != static_cast<std::uint32_t>(TransportChoice::Shm)) continue;
+      if (by.sharedMemory != SharedMemoryChoice::Require) continue;
       throwDemanded(by, whySeveral({own_, record}));
     }
     return Met::Elsewhere;

@@ -220,6 +220,12 @@ void Rendezvous::require(int rank, const GroupRecord& record) const {
                        " bytes, this rank of ", own_.ringBytes,
                        ". Set FASTCOLL_RING_BYTES alike on all ranks."));
   }
+  if (text(record.network) != text(own_.network)) {
+    throw Error(ErrorKind::Backend,
+                concat(prefix(), "rank ", rank, " uses the network '", text(record.network),
+                       "', this rank '", text(own_.network),
+                       "'. Set FASTCOLL_NETWORK alike on all ranks."));
+  }
   if (record.tuning != own_.tuning) {
     throw Error(
         ErrorKind::Backend,
@@ -289,8 +295,7 @@ void Rendezvous::lookAtNext() {
 /// namespace, or with one FASTCOLL_HOST_ID.
 std::string Rendezvous::hostKey(const GroupRecord& record) {
   const std::string boot = text(record.bootId), id = text(record.hostId);
-  const bool alone = record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo) ||
-                     (boot.empty() && id.empty());
+  const bool alone = record.sharedMemory == SharedMemoryChoice::Off || (boot.empty() && id.empty());
   if (alone) return concat("rank ", record.rank);
   if (!id.empty()) return concat("host ", id, '\n', record.uid);
   return concat(boot, '\n', record.networkNamespace, '\n', record.uid);
@@ -312,9 +317,10 @@ Hosts Rendezvous::hostsOf(const std::vector<GroupRecord>& records, const std::st
 /// Why the records are of several hosts; "" if they are of one.
 std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) const {
   for (const auto& record : records) {
-    if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
-      return concat("rank ", record.rank,
-                    " requests gloo (FASTCOLL_TRANSPORT or Options.transport)");
+    if (record.sharedMemory == SharedMemoryChoice::Off) {
+      return concat(
+          "rank ", record.rank,
+          " has turned shared memory off (FASTCOLL_SHARED_MEMORY or Options.shared_memory)");
     }
   }
   for (const auto& record : records) {

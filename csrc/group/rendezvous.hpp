@@ -26,6 +26,7 @@
 #include "base/clock.hpp"
 #include "base/cores.hpp"
 #include "base/error.hpp"
+#include "base/settings.hpp"
 #include "base/store.hpp"
 #include "group/faults.hpp"
 #include "group/hosts.hpp"
@@ -52,14 +53,15 @@ struct GroupRecord {
   std::uint32_t uid;
   std::uint32_t pid;
   std::uint64_t ringBytes;
-  std::uint64_t tuning;     // TuningTable::fingerprint
-  std::uint32_t transport;  // TransportChoice
+  std::uint64_t tuning;  // TuningTable::fingerprint
+  SharedMemoryChoice sharedMemory;
   std::uint32_t reserved;
   CoreSet cores;  // of the thread that created the group
   char bootId[40];
   char hostId[64];  // FASTCOLL_HOST_ID, or ""
   char host[64];
   char version[32];
+  char network[16];
 };
 
 /// Hash of torchrun's run id and restart count, 0 outside torchrun.

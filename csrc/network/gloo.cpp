@@ -232,21 +232,26 @@ class GlooNetwork::GlooConnection : public Connection {
 };
 
 struct GlooNetwork::Device {
-  explicit Device(const std::function<Maker()>& start)
+  Device()
       : sockets([&] {
           requireDescriptors();
-          make = start();
+          make = factory()();
         }) {}
 
+  static std::function<Maker()>& factory() {
+    static auto* factory = new std::function<Maker()>;  // outlives static destructors
+    return *factory;
+  }
+
   /// The process's device. A forked child has none of its parent's threads, so it makes its own.
-  static std::shared_ptr<Device> get(const std::function<Maker()>& start) {
+  static std::shared_ptr<Device> get() {
     static std::mutex mutex;
     static std::weak_ptr<Device> device;
     static std::uint64_t generation = 0;
     const std::lock_guard<std::mutex> lock(mutex);
     auto found = generation == forkGeneration() ? device.lock() : nullptr;
     if (found == nullptr) {
-      found = std::make_shared<Device>(start);
+      found = std::make_shared<Device>();
       device = found;
       generation = forkGeneration();
     }
@@ -258,9 +263,11 @@ struct GlooNetwork::Device {
   const std::shared_ptr<Alarm> alarm = std::make_shared<Alarm>();
 };
 
-GlooNetwork::GlooNetwork(c10::intrusive_ptr<c10d::Store> store, const std::function<Maker()>& start,
-                         Milliseconds silence)
-    : store_(std::move(store)), silence_(silence), device_(Device::get(start)) {}
+void GlooNetwork::setFactory(std::function<Maker()> factory) {
+  Device::factory() = std::move(factory);
+}
+
+GlooNetwork::GlooNetwork(const NetworkSetup& setup) : setup_(setup), device_(Device::get()) {}
 
 GlooNetwork::~GlooNetwork() = default;
 
@@ -281,7 +288,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
         std::max(std::chrono::ceil<Milliseconds>(end - Clock::now()), Milliseconds{1});
     const auto prefix = "fastcoll/link/" + name + way;
     const auto patient =
-        c10::make_intrusive<PollingStore>(store_, prefix + "/decision", left, wait);
+        c10::make_intrusive<PollingStore>(setup_.store, prefix + "/decision", left, wait);
     auto made = device_->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient),
                               first ? 0 : 1, 2, std::min(left, kGlooConnects));
     patient->throwIfOver();
@@ -295,7 +302,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
     for (const int fd : device_->sockets.connected()) {
       if (std::find(before.begin(), before.end(), fd) == before.end()) made.push_back(fd);
     }
-    LoopSockets::tune(made, silence_);
+    LoopSockets::tune(made, setup_.silence);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       sockets_.insert(sockets_.end(), made.begin(), made.end());

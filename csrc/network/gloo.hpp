@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "network/connection.hpp"
 #include "network/loop_sockets.hpp"
+#include "network/networks.hpp"
 
 namespace fastcoll {
 
@@ -23,10 +23,11 @@ class GlooNetwork : public Network {
   /// thread.
   using Maker = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>&, int rank, int size, Milliseconds)>;
-  /// `start` makes a device and returns the maker. A process has one device as long as a network
-  /// exists. `silence`: time after which a silent peer's host counts as lost; 0: TCP's own bounds.
-  GlooNetwork(c10::intrusive_ptr<c10d::Store> store, const std::function<Maker()>& start,
-              Milliseconds silence);
+  /// Sets what makes a device and returns the maker. A process has one device as long as a network
+  /// exists. Call it before the first group is made.
+  static void setFactory(std::function<Maker()> factory);
+
+  explicit GlooNetwork(const NetworkSetup& setup);
   ~GlooNetwork() override;
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first, Milliseconds timeout,
@@ -41,8 +42,7 @@ class GlooNetwork : public Network {
   class GlooTransfer;
   class GlooConnection;
 
-  const c10::intrusive_ptr<c10d::Store> store_;
-  const Milliseconds silence_;
+  const NetworkSetup setup_;
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
   std::mutex mutex_;

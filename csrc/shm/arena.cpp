@@ -106,7 +106,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
         ErrorKind::Backend,
         concat("fastcoll: cannot create shared memory: memfd_create failed (", std::strerror(errno),
                "). Raise the limit on open files, allow the call in the container's seccomp "
-               "profile, or set FASTCOLL_TRANSPORT=gloo."));
+               "profile, or set FASTCOLL_SHARED_MEMORY=off."));
   }
   constexpr std::size_t kLeast = std::size_t{64} << 20;
   void* memory = MAP_FAILED;
@@ -120,7 +120,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
     throw Error(ErrorKind::Backend, concat("fastcoll: cannot map ", kLeast,
                                            " bytes of shared memory (", std::strerror(errno),
                                            "). Raise the address-space limit (ulimit -v) or set "
-                                           "FASTCOLL_TRANSPORT=gloo."));
+                                           "FASTCOLL_SHARED_MEMORY=off."));
   }
   arena->base_ = static_cast<std::uint8_t*>(memory);
   arena->bytes_ = bytes;
@@ -192,7 +192,7 @@ void Arena::reserve(std::uint64_t offset, std::size_t bytes) {
                 concat("fastcoll: cannot reserve ", bytes, " bytes of shared memory (",
                        std::strerror(error),
                        "). The machine or the container's memory limit is full: free memory, lower "
-                       "FASTCOLL_RING_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
+                       "FASTCOLL_RING_BYTES, or set FASTCOLL_SHARED_MEMORY=off."));
   }
 }
 

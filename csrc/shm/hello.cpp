@@ -47,7 +47,7 @@ int listenAt(const Nonce128& socketName) {
     if (fd >= 0) ::close(fd);
     throw Error(ErrorKind::Backend,
                 concat("fastcoll: cannot listen on an abstract unix socket (", std::strerror(error),
-                       "). Raise the limit on open files, or set FASTCOLL_TRANSPORT=gloo."));
+                       "). Raise the limit on open files, or set FASTCOLL_SHARED_MEMORY=off."));
   }
   return fd;
 }

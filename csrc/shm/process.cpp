@@ -262,11 +262,10 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   const int error = errno;
   ::close(memory);
   if (mapped == MAP_FAILED) {
-    throw Error(
-        ErrorKind::Network,
-        concat(
-            "fastcoll: cannot map the shared memory of a peer (", std::strerror(error), ", ", bytes,
-            " bytes). Raise the address-space limit (ulimit -v), or set FASTCOLL_TRANSPORT=gloo."));
+    throw Error(ErrorKind::Network, concat("fastcoll: cannot map the shared memory of a peer (",
+                                           std::strerror(error), ", ", bytes,
+                                           " bytes). Raise the address-space limit (ulimit -v), or "
+                                           "set FASTCOLL_SHARED_MEMORY=off."));
   }
   ::madvise(mapped, bytes, MADV_DONTDUMP);
   auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);

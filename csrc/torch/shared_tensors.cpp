@@ -12,7 +12,7 @@ namespace fastcoll {
 /// it.
 void ProcessGroupFastcoll::shareTensors() const {
   const Settings& settings = engine_->config().settings;
-  if (!settings.sharedTensors || size_ == 1 || settings.transport == "gloo") return;
+  if (!settings.sharedTensors || size_ == 1 || settings.sharedMemory == "off") return;
   SharedAllocator::install(engine_->process(), settings.arenaBytes);
 }
 
@@ -21,7 +21,7 @@ bool ProcessGroupFastcoll::supportsTensorAlloc(c10::DeviceIndex device) {
   const Settings& settings = engine_->config().settings;
   if (!settings.sharedBuckets) return false;
   // DDP broadcasts before it allocates, so isRemote() is decided by then.
-  return size_ > 1 && settings.transport != "gloo" && !engine_->isRemote();
+  return size_ > 1 && settings.sharedMemory != "off" && !engine_->isRemote();
 }
 
 /// torch allocates buckets through it like any memory, so they need not be shared.

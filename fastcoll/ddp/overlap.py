@@ -40,7 +40,8 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     ranks: list[tuple[str, int, set[int]]] = [mine] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)
     # The transport is known only after this first collective.
-    return backend.transport() == "gloo" or leave_a_core(ranks)
+    shares_memory = backend.transport().startswith(("shm", "local"))
+    return not shares_memory or leave_a_core(ranks)
 
 
 def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:

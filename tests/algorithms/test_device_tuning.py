@@ -44,8 +44,7 @@ def test_measuring_with_stand_ins(peer_world, tmp_path, monkeypatch):
     assert set(first["measured"]["list_tensors"][2]) == {"fused", "apart"}
     assert (first["name"], first["ranks"], first["without peers"]) == ("recording", 2, "")
     path = tmp_path / "table.json"
-    shipped = json.loads(tuning.SHIPPED.read_text())
-    basis = {"machine": tuning.machine_name(), "table": shipped["table"]}
+    basis = {**tuning.SHIPPED, "machine": tuning.machine_name()}
     tune._write(path, {**basis, "device": first})
     monkeypatch.setenv("FASTCOLL_TUNING", str(path))
     tuning._load.cache_clear()
@@ -60,12 +59,13 @@ def test_measuring_with_stand_ins(peer_world, tmp_path, monkeypatch):
 def test_a_table_of_another_machine_is_not_kept(tmp_path) -> None:
     path = tmp_path / "table.json"
     assert tune._kept(path) == {}
-    path.write_text(tuning.SHIPPED.read_text())
+    path.write_text(json.dumps(tuning.SHIPPED))
     assert tune._kept(path) == {}
 
 
-def test_the_shipped_table_has_no_limits_for_devices() -> None:
-    shipped = tuning.parse(tuning.SHIPPED.read_text(), tuning.SHIPPED)
+def test_the_shipped_table_has_no_limits_for_devices(monkeypatch) -> None:
+    monkeypatch.setenv("FASTCOLL_TUNING", "default")
+    shipped = tuning.load()
     assert shipped.device == DEFAULT and shipped.device_name == ""
 
 
@@ -92,7 +92,7 @@ RIGHT = dict.fromkeys(Thresholds.names(), 1)
     ],
 )
 def test_a_wrong_section_is_refused_by_name(section, complaint, tmp_path):
-    record = {**json.loads(tuning.SHIPPED.read_text()), "device": section}
+    record = {**tuning.SHIPPED, "device": section}
     with pytest.raises(ValueError, match=r"some\.json") as caught:
         tuning.parse(json.dumps(record), tmp_path / "some.json")
     assert complaint in str(caught.value)

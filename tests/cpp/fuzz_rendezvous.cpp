@@ -87,7 +87,7 @@ class HostileStore : public KeyValueStore {
           how >> 6, value);
     }
     if (how % 8 <= 3) {
-      const auto vote = [how](int) { return std::string(how % 16 < 8 ? "shm" : "gloo: because"); };
+      const auto vote = [how](int) { return std::string(how % 16 < 8 ? "shm" : "apart: because"); };
       if (key.back() == 'v') return listOf(vote, how >> 6, value);
       value = vote(0);
       return true;
@@ -156,8 +156,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   GroupRecord own = goodRecord(rank, ranks);
   own.process = process->address();
   // Over Gloo only the store is waited for; over shared memory the sockets are tried too.
-  own.transport = static_cast<std::uint32_t>((settings & 4) != 0 ? TransportChoice::Auto
-                                                                 : TransportChoice::Gloo);
+  own.sharedMemory = (settings & 4) != 0 ? SharedMemoryChoice::Auto : SharedMemoryChoice::Off;
   own.processBegan = (settings & 8) != 0 ? 0 : ~std::uint64_t{0};
   GroupIdentity identity;
   identity.name = "fuzz";

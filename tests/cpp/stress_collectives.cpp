@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "cpu/algorithms/selector.hpp"
+#include "cpu/algorithms/algorithm.hpp"
 #include "stress_harness.hpp"
 
 namespace stress {

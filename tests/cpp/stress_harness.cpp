@@ -123,7 +123,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.tuning = options.tuning;
   config.settings.spinMicros = options.spinMicros;
   config.settings.arenaBytes = std::int64_t{1} << 30;
-  config.settings.transport = options.transport;
+  config.settings.sharedMemory = options.sharedMemory;
   config.settings.hostId = options.hostId;
   config.version = "stress";
   return std::make_shared<CpuEngine>(

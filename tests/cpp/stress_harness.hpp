@@ -44,7 +44,7 @@ struct GroupOptions {
   std::size_t ringBytes = 16384;  // small, so a little data takes many segments
   TuningTable tuning;
   int spinMicros = -1;
-  std::string transport = "shm";
+  std::string sharedMemory = "require";
   std::string hostId;
   CpuEngine::MakeNetwork makeNetwork;
 };

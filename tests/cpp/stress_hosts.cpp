@@ -137,7 +137,7 @@ GroupOptions onHosts(const std::string& placement, const Rank& me) {
     return std::to_string(rank);
   };
   GroupOptions options;
-  options.transport = "auto";
+  options.sharedMemory = "auto";
   options.hostId = hostOf(me.rank);
   options.makeNetwork = [] { return std::make_shared<MemoryNetwork>(); };
   return options;

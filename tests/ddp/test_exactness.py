@@ -117,8 +117,8 @@ def layouts():
 @on_ranks(3, init=False)
 def test_the_same_bits_on_all_ranks_in_all_runs_and_layouts():
     found = set()
-    for transport in ("shm", "gloo"):
-        os.environ["FASTCOLL_TRANSPORT"] = transport
+    for shared_memory, transport in (("require", "shm"), ("off", "gloo")):
+        os.environ["FASTCOLL_SHARED_MEMORY"] = shared_memory
         init_group(transport)
         found |= layouts()
         assert backend_of().transport() == transport

@@ -48,7 +48,7 @@ def test_by_default_and_not_where_the_option_says_so():
     [
         {"FASTCOLL_SHARED_BUCKETS": "0"},
         {"DDP_DISABLE_COMM_MEM": "1"},
-        {"FASTCOLL_TRANSPORT": "gloo"},
+        {"FASTCOLL_SHARED_MEMORY": "off"},
     ],
     ids=lambda environ: next(iter(environ)),
 )

@@ -15,7 +15,7 @@ from rank_calls import all_reduce, repeated
 from suite_rules import bound
 
 NOTICED = 1.0
-OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
+OVER_GLOO = {"FASTCOLL_SHARED_MEMORY": "off"}
 
 transports = pytest.mark.parametrize("environment", [{}, OVER_GLOO], ids=["shm", "gloo"])
 

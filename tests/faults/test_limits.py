@@ -102,7 +102,7 @@ def refused_at_once(rank: Rank):
 def test_ranks_of_which_one_can_have_no_memory_use_gloo(jobs):
     job = jobs(3, refused_at_once)
     job.hear_all()
-    assert job.logs().count("hosts, with Gloo between them") == 1
+    assert job.logs().count("hosts, with gloo between them") == 1
 
 
 def refused_later(rank: Rank):

@@ -105,7 +105,7 @@ def test_first_call_is_point_to_point(jobs, limit, sender, late):
     faults |= job.hear_all(but=faults)
     for rank, fault in faults.items():
         call = f"fastcoll.{'send' if rank == sender else 'recv'} [group '0', rank {rank}/2"
-        said = call, job.name(victim), "has no shared memory", "FASTCOLL_TRANSPORT=gloo"
+        said = call, job.name(victim), "has no shared memory", "FASTCOLL_SHARED_MEMORY=off"
         assert_raised(fault, *said, within=NOTICED)
         assert re.search(r"\d+ bytes of shared memory", fault.text), fault.text
     for again, left, used in job.hear_all().values():

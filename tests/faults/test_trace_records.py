@@ -42,12 +42,12 @@ def calls_every_kind(rank: Rank, prefix: str):
     return names, dump
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
-def test_a_healthy_run(jobs, tmp_path, capsys, transport):
+@pytest.mark.parametrize("shared_memory", ["require", "off"])
+def test_a_healthy_run(jobs, tmp_path, capsys, shared_memory):
     """Every kind of call is there with sizes and times; torch and we find no divergence."""
     folder = tmp_path / "dumps"
     folder.mkdir()
-    environment = {"FASTCOLL_TRANSPORT": transport}
+    environment = {"FASTCOLL_SHARED_MEMORY": shared_memory}
     dumps = jobs(3, calls_every_kind, f"{folder}/t_", environment=environment).hear_all()
     for rank, (expected, dump) in dumps.items():
         assert_whole(rank, expected, dump)

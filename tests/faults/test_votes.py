@@ -22,7 +22,7 @@ from suite_rules import bound
 pytestmark = beyond_gloo("how fastcoll's ranks agree")
 
 NOTICED = 1.0
-OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
+OVER_GLOO = {"FASTCOLL_SHARED_MEMORY": "off"}
 GARBAGE = [b"", b"gloo", b"\xff" * 64, b"s" * (1 << 20)]
 
 
@@ -112,9 +112,11 @@ def test_what_is_no_list_of_votes(forged, value):
     assert first is not None, first
 
 
-def test_a_vote_for_gloo_in_a_rank_s_name(forged):
+def test_a_vote_against_shared_memory_in_a_rank_s_name(forged):
     """The worst that a well-formed vote does: all use Gloo, and are right."""
-    for fault, used in forged("H/v/1", b"gloo: \x1b[2J" + b"because " * 1000, first=0, until="H/v"):
+    for fault, used in forged(
+        "H/v/1", b"apart: \x1b[2J" + b"because " * 1000, first=0, until="H/v"
+    ):
         assert fault is None, fault
         assert used == "gloo"
 

@@ -104,10 +104,12 @@ def test_make_default_in_a_script(run):
         fastcoll.monitored_barrier()  # the import of its module leaves the name
         print(dist.get_backend())
         """,
-        FASTCOLL_TRANSPRT="shm",
+        FASTCOLL_SHARED_MEMRY="off",
     )
     assert lines[0] == "fastcoll"
-    misspelt = "unknown variable FASTCOLL_TRANSPRT is ignored. Did you mean FASTCOLL_TRANSPORT?"
+    misspelt = (
+        "unknown variable FASTCOLL_SHARED_MEMRY is ignored. Did you mean FASTCOLL_SHARED_MEMORY?"
+    )
     assert misspelt in errors
 
 

@@ -25,7 +25,7 @@ def test_values_are_read_in_any_case() -> None:
         ("FASTCOLL_SPIN_US", "-2", "an integer from -1 to 1000000"),
         ("FASTCOLL_SPIN_US", "long", "an integer from -1 to 1000000"),
         ("FASTCOLL_RING_BYTES", "1", "an integer from 16384 to 1073741824"),
-        ("FASTCOLL_TRANSPORT", "tcp", "one of auto, shm, gloo"),
+        ("FASTCOLL_SHARED_MEMORY", "tcp", "one of auto, off, require"),
         ("FASTCOLL_STORES", "wide", "one of auto, plain, streaming"),
     ],
 )
@@ -41,7 +41,8 @@ def test_a_misspelt_name_is_found() -> None:
 
 
 OF_GROUPS = {
-    "transport",
+    "shared_memory",
+    "network",
     "ring_bytes",
     "spin_us",
     "link_seconds",
@@ -63,7 +64,7 @@ def test_options_have_the_settings_of_a_group_with_their_defaults() -> None:
     [
         ("ring_bytes", 1, "expected an integer from 16384 to 1073741824"),
         ("spin_us", -2, "expected an integer from -1 to 1000000"),
-        ("transport", "tcp", "expected one of auto, shm, gloo"),
+        ("shared_memory", "tcp", "expected one of auto, off, require"),
     ],
 )
 def test_a_bad_option_is_named_with_what_is_expected(

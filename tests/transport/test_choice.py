@@ -37,14 +37,15 @@ def log_of(world, *ranks: int) -> str:
 # --- what it says --------------------------------------------------------------------------------
 
 
-def chosen(transport, debug, by):
+def chosen(shared_memory, debug, by):
     os.environ["FASTCOLL_DEBUG"] = debug
     named = {}
     if by != "options":
-        os.environ["FASTCOLL_TRANSPORT"] = transport
+        os.environ["FASTCOLL_SHARED_MEMORY"] = shared_memory
     if by != "environment":
-        outdone = "shm" if transport == "gloo" else "gloo"
-        named["pg_options"] = fastcoll.Options(transport=outdone if by == "both" else transport)
+        outdone = "require" if shared_memory == "off" else "off"
+        option = outdone if by == "both" else shared_memory
+        named["pg_options"] = fastcoll.Options(shared_memory=option)
     init_group(**named)
     before = fastcoll.info.groups()
     after = reduce_and_report()
@@ -53,31 +54,35 @@ def chosen(transport, debug, by):
 
 
 @pytest.mark.parametrize("by", ["environment", "options", "both"])
-@pytest.mark.parametrize("transport", ["auto", "shm", "gloo"])
-def test_transport_and_reason_are_told(own_worlds, transport, by):
-    expected = "gloo" if transport == "gloo" else "shm"
-    answers = own_worlds(2).run(chosen, transport, "INFO", by, init=False)
+@pytest.mark.parametrize("shared_memory", ["auto", "require", "off"])
+def test_transport_and_reason_are_told(own_worlds, shared_memory, by):
+    expected = "gloo" if shared_memory == "off" else "shm"
+    answers = own_worlds(2).run(chosen, shared_memory, "INFO", by, init=False)
     for rank, (before, after, gone) in enumerate(answers):
         assert [(g["transport"], g["reason"]) for g in before] == [("undecided", "not used yet")]
         assert (after["rank"], after["size"], after["transport"]) == (rank, 2, expected)
         assert gone == []
-        reason = "requests gloo" if expected == "gloo" else "all ranks share one host and user"
+        reason = (
+            "turned shared memory off"
+            if expected == "gloo"
+            else "all ranks share one host and user"
+        )
         assert reason in after["reason"], after
         log = log_of(own_worlds(2), rank)
         assert len(re.findall(r"\[fastcoll\] group '.*'", log)) == 1, log
-        assert reason in log and ("transport shm" in log or "Gloo between them" in log), log
+        assert reason in log and ("transport shm" in log or "gloo between them" in log), log
 
 
 def test_nothing_is_logged_when_all_is_well(own_worlds):
     own_worlds(2).run(chosen, "auto", "WARN", "options", init=False)
-    own_worlds(2).run(chosen, "gloo", "WARN", "options", init=False)
+    own_worlds(2).run(chosen, "off", "WARN", "options", init=False)
     assert "[fastcoll]" not in log_of(own_worlds(2), 0, 1)
 
 
-def one_asks_for_gloo(others):
-    os.environ["FASTCOLL_TRANSPORT"] = "gloo" if here().rank == 1 else others
+def one_turns_shared_memory_off(others):
+    os.environ["FASTCOLL_SHARED_MEMORY"] = "off" if here().rank == 1 else others
     init_group()
-    if others == "shm":
+    if others == "require":
         with pytest.raises(RuntimeError) as caught:
             dist.all_reduce(torch.ones(3))
         dist.destroy_process_group()
@@ -87,16 +92,29 @@ def one_asks_for_gloo(others):
     return group["transport"], group["reason"]
 
 
-def test_one_rank_that_asks_for_gloo_stays_apart(own_worlds):
-    for transport, reason in own_worlds(3).run(one_asks_for_gloo, "auto", init=False):
-        assert transport == "shm+gloo" and "rank 1 requests gloo" in reason
+def test_one_rank_without_shared_memory_stays_apart(own_worlds):
+    for transport, reason in own_worlds(3).run(one_turns_shared_memory_off, "auto", init=False):
+        assert transport == "shm+gloo" and "rank 1 has turned shared memory off" in reason
 
 
-def test_ranks_that_demand_different_transports(own_worlds):
+def test_one_rank_requires_what_another_has_turned_off(own_worlds):
     """An error on every rank, the one that would have had its way included."""
-    texts = own_worlds(2).run(one_asks_for_gloo, "shm", init=False, deadline=30)
-    assert "shared memory was demanded" in texts[0] and "rank 1 requests gloo" in texts[0]
-    assert "rank 0" in texts[1] and "demand" in texts[1], texts[1]
+    texts = own_worlds(2).run(one_turns_shared_memory_off, "require", init=False, deadline=30)
+    assert "shared memory is required" in texts[0], texts[0]
+    assert "rank 1 has turned shared memory off" in texts[0], texts[0]
+    assert "rank 0" in texts[1] and "require" in texts[1], texts[1]
+
+
+def names_a_network(of_rank):
+    os.environ["FASTCOLL_NETWORK"] = of_rank[here().rank]
+    with pytest.raises(ValueError) as caught:
+        init_group()
+    return str(caught.value)
+
+
+def test_a_network_that_does_not_exist(own_worlds):
+    for text in own_worlds(2).run(names_a_network, ["carrier_pigeon"] * 2, init=False):
+        assert "'carrier_pigeon': expected one of gloo. Correct or unset it." in text, text
 
 
 # --- a network that cannot be used ---------------------------------------------------------------
@@ -123,13 +141,13 @@ def test_an_interface_that_does_not_exist_is_named_on_all_ranks(own_worlds):
 # --- another user --------------------------------------------------------------------------------
 
 
-def other_user(transport):
-    os.environ["FASTCOLL_TRANSPORT"] = transport
+def other_user(shared_memory):
+    os.environ["FASTCOLL_SHARED_MEMORY"] = shared_memory
     if here().rank == 1:
         os.seteuid(NOBODY)
     try:
         everyone = dist.new_group()
-        if transport == "shm":
+        if shared_memory == "require":
             with pytest.raises(dist.DistBackendError) as caught:
                 dist.all_reduce(torch.ones(3), group=everyone)
             return str(caught.value)
@@ -154,14 +172,14 @@ def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
     logs = log_of(own_worlds(2), 0, 1)
     warnings = re.findall(r"\[fastcoll\].*", logs)
     assert len(warnings) == 1, logs
-    assert "the ranks are on 2 hosts, with Gloo between them, because" in warnings[0]
+    assert "the ranks are on 2 hosts, with gloo between them, because" in warnings[0]
     assert "another user" in warnings[0]
 
 
 @as_root
-def test_shared_memory_that_is_demanded_and_cannot_be(own_worlds):
-    for text in own_worlds(2).run(other_user, "shm", fresh=True):
-        assert "shared memory was demanded (FASTCOLL_TRANSPORT=shm or" in text, text
+def test_shared_memory_that_is_required_and_cannot_be(own_worlds):
+    for text in own_worlds(2).run(other_user, "require", fresh=True):
+        assert "shared memory is required (FASTCOLL_SHARED_MEMORY or" in text, text
         assert "another user" in text and "Unset it" in text, text
 
 
@@ -193,4 +211,4 @@ def test_two_hosts(own_worlds):
         assert transport == "gloo"
         assert re.search(r"rank [01] \(host \S+\) runs in another network namespace", reason)
     logs = log_of(own_worlds(2), 0, 1)
-    assert logs.count("the ranks are on 2 hosts, with Gloo between them") == 1, logs
+    assert logs.count("the ranks are on 2 hosts, with gloo between them") == 1, logs

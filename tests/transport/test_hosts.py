@@ -124,7 +124,7 @@ def messages():
 
 def on_hosts(placement, function):
     if placement == "gloo":
-        os.environ["FASTCOLL_TRANSPORT"] = expected = "gloo"
+        os.environ["FASTCOLL_SHARED_MEMORY"], expected = "off", "gloo"
     else:
         os.environ["FASTCOLL_HOST_ID"] = f"host {placement[here().rank]}"
         expected = "shm+gloo" if len(set(placement)) > 1 else "shm"

@@ -1,15 +1,20 @@
-#include "cpu/algorithms/selector.hpp"
+// Selects the algorithm, from values that are equal on all ranks.
+#include "cpu/algorithms/algorithm.hpp"
 
 namespace fastcoll {
+namespace {
 
-AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes, int ranks,
-                                   std::size_t ringBytes) {
+void allReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   // One shot reads (n - 1) B from its peers. The pipeline reads (n - 1) B / n and writes as much.
   // So the limit falls with n.
-  const std::size_t limit = std::min(ringBytes / 4, 2 * tuning.oneShotBytes / ranks);
-  const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSegmentBytes);
-  return fits ? AllReduceAlgorithm::OneShot : AllReduceAlgorithm::Segmented;
+  const std::size_t limit =
+      std::min(stream.ringBytes() / 4, 2 * tuning.oneShotBytes / stream.size());
+  const bool fits = request.in[0].bytes() <= std::max(limit, ControlBlock::kSmallSegmentBytes);
+  if (fits) return oneShotAllReduce(stream, request);
+  segmentedAllReduce(stream, request, tuning);
 }
+
+}  // namespace
 
 Signature Request::signature() const {
   Signature signature{};
@@ -27,11 +32,7 @@ Signature Request::signature() const {
 void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   switch (request.collective) {
     case Collective::AllReduce:
-      if (selectAllReduce(tuning, request.in[0].bytes(), stream.size(), stream.ringBytes()) ==
-          AllReduceAlgorithm::OneShot) {
-        return oneShotAllReduce(stream, request);
-      }
-      return segmentedAllReduce(stream, request, tuning);
+      return allReduce(stream, request, tuning);
     case Collective::Broadcast:
       return broadcast(stream, request, tuning);
     case Collective::Reduce:
