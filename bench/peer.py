@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fastcoll._communicator import communicator
 from fastcoll._measure import Call
 from fastcoll._version import __version__
 from fastcoll.bench.collectives import Case
@@ -34,6 +35,7 @@ _OPS = {
 }
 
 
+DIRECT = ("direct", "plan")
 _REGISTERED_BY = {
     "fastcoll": "fastcoll._load",
     "fake": "torch.testing._internal.distributed.fake_pg",
@@ -63,6 +65,31 @@ def bind(case: Case, group: dist.ProcessGroup | None, async_op: bool = False) ->
         "scatter": lambda: partial(dist.scatter, receive, chunks(send), root, **given),
     }
     return calls[case.collective.name]()
+
+
+def bind_direct(case: Case, group: dist.ProcessGroup | None, planned: bool) -> Call:
+    """Returns a call of fastcoll's communicator; `planned`: a plan."""
+    comm, op = communicator(group), _OPS.get(case.op)
+    send, receive, root = case.send, case.receive, case.root
+    rank, ranks = case.rank, case.world_size
+    here = rank == root
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (receive, op),
+        "all_gather": (receive, send),
+        "reduce_scatter": (receive, send, op),
+        "broadcast": (receive, root),
+        "all_to_all": (receive, send),
+        "sendrecv": (send, (rank + 1) % ranks, receive, (rank - 1) % ranks),
+        "barrier": (),
+        "reduce": (receive, root, op),
+        "gather": (receive if here else None, send, root),
+        "scatter": (receive, send if here else None, root),
+    }
+    name = case.collective.name
+    if planned:
+        plan: Call = getattr(comm, f"{name}_plan")(*arguments[name])
+        return plan
+    return partial(getattr(comm, name), *arguments[name])
 
 
 def exchange(
@@ -116,9 +143,9 @@ class Peer:
     """A backend of ``torch.distributed``, connected to all ranks of the run.
 
     Args:
-        name: The word of the command line: a backend, and after a hyphen a way to train, or "shared" for buffers that
-            peers read in place. "unreduced" is DDP without any reduction. "fake" does nothing: the cost of torch's own
-            path to any backend.
+        name: The word of the command line: a backend, and after a hyphen a way to train, "shared" for buffers that
+            peers read in place, or "direct" or "plan" for the calls of ``fastcoll.communicator``. "unreduced" is DDP
+            without any reduction. "fake" does nothing: the cost of torch's own path to any backend.
         timeout: Limit of each call.
 
     Attributes:
@@ -161,6 +188,8 @@ class Peer:
             return "it moves CUDA tensors only: run with --device cuda"
         if way in ("shared", "unreduced") and device.type != "cpu":
             return "it is for CPU tensors"
+        if way in DIRECT:
+            return "" if backend == "fastcoll" else "only fastcoll has a communicator"
         return missing_way(way)
 
     @property
@@ -181,6 +210,8 @@ class Peer:
 
     def bind(self, case: Case) -> Call:
         """Returns a call without arguments that does the whole collective, ready to be timed."""
+        if self.way in DIRECT:
+            return bind_direct(case, self.group, self.way == "plan")
         return bind(case, self.group)
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:

@@ -113,6 +113,21 @@ def _all_reduce_16_cores() -> list[str]:
     return lines
 
 
+def _communicator() -> list[str]:
+    name = "communicator_cpu_2ranks.jsonl"
+    record = _record(name)
+    paths = {"fastcoll": "dist, us", "fastcoll-direct": "call, us", "fastcoll-plan": "plan, us"}
+    others = {"mpi": "MPI, us", "gloo": "gloo, us"}
+    rows = []
+    for case in record["cases"]:
+        times = medians(case)
+        row = [case["collective"], size_text(case["size"]) if case["size"] else "-"]
+        row += [_or_dash(times.get(one), "{:.2f}") for one in (*paths, *others)]
+        rows.append([*row, times_text(times["mpi"] / times["fastcoll-plan"])])
+    titles = ["collective", "message", *paths.values(), *others.values(), "MPI / plan"]
+    return [*markdown(" | ".join(titles), rows, 2), *_source(name, record)]
+
+
 # Rows of the page; the record has more.
 _KERNELS = re.compile(
     r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 ranks 256 MiB \S+"
@@ -301,6 +316,7 @@ def _picture(name: str) -> list[str]:
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"frameworks": _frameworks, "fault": _fault},
     "docs/guides/frameworks.md": {"clients": _clients},
+    "docs/guides/microseconds.md": {"communicator": _communicator},
     "docs/reference/environment.md": {"variables": _variables},
     "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
     "docs/benchmarks/one-host.md": {

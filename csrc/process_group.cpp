@@ -65,13 +65,15 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
 
 ProcessGroupFastcoll::~ProcessGroupFastcoll() {
   release_resources();
-  if (live().size() <= 1) SharedAllocator::trim();  // this is the last group
 }
 
 void ProcessGroupFastcoll::release_resources() {
+  if (engine_ == nullptr) return;  // the destructor comes second
   endTrace();
   device_.reset();
   engine_->shutdown();
+  engine_.reset();  // its memory and threads, which must not wait for the last weak reference
+  if (live().empty()) SharedAllocator::trim();
 }
 
 std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {

@@ -48,11 +48,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        c10::intrusive_ptr<Options> options);
   ~ProcessGroupFastcoll() override;
-  /// Called when only weak references to the group are left: one in the group that it was split
-  /// from.
+  /// Called when only weak references to the group are left: in communicators, and in the group
+  /// that it was split from.
   void release_resources() override;
 
   // --- life and groups (process_group.cpp)
+  const std::string& name() const { return name_; }
   const std::string getBackendName() const override { return "fastcoll"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return options_->clone();
@@ -140,6 +141,18 @@ class ProcessGroupFastcoll : public c10d::Backend {
                         std::vector<int64_t>& inputSplits,
                         const c10d::AllToAllOptions& opts) override;
   WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+
+  /// A scatter of one tensor, with a part of equal length for each rank.
+  WorkRef scatterSingle(const at::Tensor& output, const at::Tensor& input,
+                        const c10d::ScatterOptions& opts);
+
+  // --- collectives prepared for repetition (calls/launching.cpp)
+  struct Prepared;
+  /// Calls `call`, which makes one collective. A collective of CPU tensors is checked but not run,
+  /// and is returned; for others nullptr.
+  std::shared_ptr<Prepared> prepare(const std::function<void()>& call);
+  /// Runs it, like the call that it was prepared from. From one thread at a time.
+  void run(Prepared& prepared);
 
   // --- barriers (calls/barriers.cpp)
   WorkRef barrier(const c10d::BarrierOptions& opts) override;

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._C._distributed_c10d import Backend, ErrorType, ReduceOp, Store, Work
@@ -11,6 +11,8 @@ __all__ = [
     "COLLECTIVES",
     "DTYPES",
     "REDUCE_OPS",
+    "Communicator",
+    "CommunicatorPlan",
     "Communicators",
     "Kernel",
     "Launch",
@@ -415,6 +417,119 @@ class Options(Backend.Options):
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
+
+# torch.Tensor, a numpy array or an array with __dlpack__; and such a one, or a list of them
+_Array: TypeAlias = Any
+_Parts: TypeAlias = Any
+
+class CommunicatorPlan:
+    """A call prepared for repetition; made by the ``*_plan`` methods of ``Communicator``.
+
+    ``plan()`` makes the call, blocking, with the tensors that the plan was made with. It reads and writes what they
+    contain then. The persistent collectives of MPI 4.0 (chapter 6.13) are the model. A plan is for one thread at a
+    time, and its calls mix freely with all others of the group.
+
+    Raises:
+        ValueError: A tensor was resized or set to other memory, or the plan runs on another thread.
+        torch.distributed.DistBackendError: As the call without a plan.
+    """
+
+    def __call__(self) -> None: ...
+
+class Communicator:
+    """The calls of a group for microseconds: blocking, in place, one C call each; made by ``fastcoll.communicator``.
+
+    Tensors may be torch's, numpy arrays, or CPU arrays with ``__dlpack__``. Calls on CUDA tensors are enqueued on
+    the current stream. Ranks are those of the group. For each call there is a ``*_plan`` with the same arguments.
+    Parts of all ranks are one tensor, in which they lie in the order of the ranks, or a list with a tensor for each.
+    The timeout is that of the group.
+
+    Args:
+        backend: fastcoll's backend of the group.
+
+    Raises:
+        TypeError: An argument is missing, unknown, or of another type; dtypes differ.
+        ValueError: A length, a rank, a layout or an operation is wrong, as for ``torch.distributed``.
+        torch.distributed.DistBackendError: The group has failed, was destroyed, or a timeout has passed.
+    """
+
+    def __init__(self, backend: Backend) -> None: ...
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+    def all_reduce(self, tensor: _Array, op: ReduceOp | ReduceOp.RedOpType = ...) -> None:
+        """Reduces a tensor over all ranks, in place."""
+    def all_reduce_plan(
+        self, tensor: _Array, op: ReduceOp | ReduceOp.RedOpType = ...
+    ) -> CommunicatorPlan:
+        """Returns a plan of ``all_reduce``."""
+    def reduce(self, tensor: _Array, dst: int, op: ReduceOp | ReduceOp.RedOpType = ...) -> None:
+        """Reduces a tensor over all ranks into that of rank ``dst``."""
+    def reduce_plan(
+        self, tensor: _Array, dst: int, op: ReduceOp | ReduceOp.RedOpType = ...
+    ) -> CommunicatorPlan:
+        """Returns a plan of ``reduce``."""
+    def broadcast(self, tensor: _Array, src: int) -> None:
+        """Copies the tensor of rank ``src`` into those of all ranks."""
+    def broadcast_plan(self, tensor: _Array, src: int) -> CommunicatorPlan:
+        """Returns a plan of ``broadcast``."""
+    def all_gather(self, output: _Parts, input: _Array) -> None:
+        """Gathers the inputs of all ranks on each rank."""
+    def all_gather_plan(self, output: _Parts, input: _Array) -> CommunicatorPlan:
+        """Returns a plan of ``all_gather``."""
+    def reduce_scatter(
+        self, output: _Array, input: _Parts, op: ReduceOp | ReduceOp.RedOpType = ...
+    ) -> None:
+        """Reduces the inputs over all ranks, of which each rank gets its part."""
+    def reduce_scatter_plan(
+        self, output: _Array, input: _Parts, op: ReduceOp | ReduceOp.RedOpType = ...
+    ) -> CommunicatorPlan:
+        """Returns a plan of ``reduce_scatter``."""
+    def all_to_all(
+        self,
+        output: _Parts,
+        input: _Parts,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> None:
+        """Sends a part of the input to each rank. The splits count rows of the first dimension; None: even parts."""
+    def all_to_all_plan(
+        self,
+        output: _Parts,
+        input: _Parts,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> CommunicatorPlan:
+        """Returns a plan of ``all_to_all``."""
+    def gather(self, output: _Parts | None, input: _Array, dst: int) -> None:
+        """Gathers the inputs of all ranks on rank ``dst``; the output of other ranks is None."""
+    def gather_plan(self, output: _Parts | None, input: _Array, dst: int) -> CommunicatorPlan:
+        """Returns a plan of ``gather``."""
+    def scatter(self, output: _Array, input: _Parts | None, src: int) -> None:
+        """Sends a part of the input of rank ``src`` to each rank; the input of other ranks is None."""
+    def scatter_plan(self, output: _Array, input: _Parts | None, src: int) -> CommunicatorPlan:
+        """Returns a plan of ``scatter``."""
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+    def barrier_plan(self) -> CommunicatorPlan:
+        """Returns a plan of ``barrier``."""
+    def send(self, tensor: _Array, dst: int, tag: int = 0) -> None:
+        """Sends a tensor to a rank; returns when its memory can be used again."""
+    def send_plan(self, tensor: _Array, dst: int, tag: int = 0) -> CommunicatorPlan:
+        """Returns a plan of ``send``."""
+    def recv(self, tensor: _Array, src: int, tag: int = 0) -> None:
+        """Receives a tensor from a rank."""
+    def recv_plan(self, tensor: _Array, src: int, tag: int = 0) -> CommunicatorPlan:
+        """Returns a plan of ``recv``."""
+    def sendrecv(self, send: _Array, dst: int, recv: _Array, src: int, tag: int = 0) -> None:
+        """Sends a tensor to rank ``dst`` while it receives one from rank ``src``."""
+    def sendrecv_plan(
+        self, send: _Array, dst: int, recv: _Array, src: int, tag: int = 0
+    ) -> CommunicatorPlan:
+        """Returns a plan of ``sendrecv``."""
 
 class ProcessGroupFastcoll(Backend):
     """The backend of one group on one rank; made by fastcoll._backend.create."""

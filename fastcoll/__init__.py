@@ -17,6 +17,7 @@ from fastcoll._version import __version__
 if TYPE_CHECKING:
     from fastcoll import ddp, fsdp, info
     from fastcoll._C import Options
+    from fastcoll._communicator import communicator
     from fastcoll._monitored_barrier import monitored_barrier
     from fastcoll.coalesced import all_reduce_coalesced
     from fastcoll.names import make_default
@@ -26,6 +27,7 @@ __all__ = [
     "Options",
     "__version__",
     "all_reduce_coalesced",
+    "communicator",
     "ddp",
     "empty_shared",
     "fsdp",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOMES = {
     "all_reduce_coalesced": "fastcoll.coalesced",
+    "communicator": "fastcoll._communicator",
     "empty_shared": "fastcoll.shared_tensor",
     "make_default": "fastcoll.names",
     "monitored_barrier": "fastcoll._monitored_barrier",

@@ -33,9 +33,12 @@ def needed_cpu_backend(group: ProcessGroup | None, call: str, instead: str) -> A
         ValueError: There is none.
     """
     group = group or dist.group.WORLD
-    backend = cpu_backend(group, torch.device("cpu"))
+    # On a rank outside of a group torch has a number in its place.
+    member = group is None or isinstance(group, ProcessGroup)
+    backend = cpu_backend(group, torch.device("cpu")) if member else None
     if backend is None:
-        name = "no group" if group is None else f"group '{group.group_name}'"
+        name = "no group" if group is None else "a group without this rank"
+        name = f"group '{group.group_name}'" if group is not None and member else name
         raise ValueError(
             f"fastcoll.{call}: expected a group whose CPU tensors fastcoll serves, got {name}. Call "
             f'init_process_group("fastcoll") first, or {instead}.'

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from oracle import (
 )
 from torch import Tensor
 
+import fastcoll
+
 __all__ = [
     "MOVED",
     "MOVING",
@@ -53,6 +56,12 @@ REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single"]
 MOVING = ["broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all",
           "all_to_all_single", "ring"]  # fmt: skip
 STACKING = ["reduce_scatter_single", "all_gather_single"]
+COMMUNICATOR = {
+    f"{name}_{suffix}": name
+    for name in ("all_gather", "reduce_scatter", "all_to_all", "gather")
+    for suffix in ("single", "tensor", "into_tensor")
+}
+"""The communicator's names of calls for one tensor."""
 ROOTED = ["reduce", "broadcast", "gather", "scatter", "gather_single"]
 REDUCED = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
 MOVED = [*REDUCED, *FLOAT8]
@@ -78,6 +87,7 @@ class Case:
         seed: seed of the inputs.
         device: device of the tensors.
         exact: whether results on CPU have the oracle's bits, but for products of complex numbers.
+        door: who makes the call: "dist", "direct" (fastcoll.communicator), or "plan", which makes it twice.
     """
 
     collective: str
@@ -94,6 +104,7 @@ class Case:
     seed: int = 0
     device: str = "cpu"
     exact: bool = not IS_GLOO
+    door: str = "dist"
 
 
 def operations(collective: str, dtype: torch.dtype) -> list[str]:
@@ -208,10 +219,29 @@ class Runner:
         return join([t.view(raw) for t in tensors]).view(self.case.dtype)
 
     def call(self, collective: Callable, *tensors: Any, **options: Any) -> None:
-        options |= {"group": self.group, "async_op": self.case.async_op}
         self.before = self.versions()
+        if self.case.door != "dist":
+            return self.call_direct(collective, *tensors, **options)
+        options |= {"group": self.group, "async_op": self.case.async_op}
         self.work = collective(*tensors, **options)
         assert (self.work is not None) == self.case.async_op
+
+    def call_direct(self, collective: Callable, *arguments: Any, **options: Any) -> None:
+        """Make the call by fastcoll's communicator, whose ranks are those of the group."""
+        name = COMMUNICATOR.get(collective.__name__, collective.__name__)
+        if name in ROOTED:
+            arguments = (*arguments[:-1], self.at)
+        if name == "gather":  # torch names the input first
+            arguments = (arguments[1], arguments[0], *arguments[2:])
+        comm = fastcoll.communicator(self.group)
+        if self.case.door == "direct":
+            return getattr(comm, name)(*arguments, **options)
+        plan = getattr(comm, f"{name}_plan")(*arguments, **options)
+        kept = [output.clone() for output in self.outputs]
+        plan()
+        for output, content in zip(self.outputs, kept, strict=True):
+            output.copy_(content)
+        plan()
 
     def assert_reduced(self, actual: Tensor, tensors: Sequence[Tensor]) -> None:
         complex_product = self.case.op == "PRODUCT" and self.case.dtype in COMPLEX
@@ -346,6 +376,20 @@ def ring(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     output = r.out()
     given = r.give(r.sent(r.mine))
     r.before = r.versions()
+    if case.door != "dist":
+        suffix = "_plan" if case.door == "plan" else ""
+        comm = fastcoll.communicator(r.group)
+        calls = [
+            partial(getattr(comm, f"send{suffix}"), given, after, r.at),
+            partial(getattr(comm, f"recv{suffix}"), output, before, tag=r.at),
+        ]
+        if case.seed % 3 == 0:
+            calls = [partial(getattr(comm, f"sendrecv{suffix}"), given, after, output, before)]
+        for call in calls if r.mine else reversed(calls):  # a long send waits for its receiver
+            call()() if suffix else call()
+        yield
+        assert_same(output, r.sent(before))
+        return
     sending = dist.isend(given, group=r.group, group_dst=after, tag=r.at)
     if case.async_op:
         r.work = dist.irecv(output, group=r.group, group_src=before, tag=r.at)

@@ -267,6 +267,7 @@ PYBIND11_MODULE(_C, m) {
   fastcoll::setInterruptCheck(&checkSignals);
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
   fastcoll::bindDevice(m);
+  fastcoll::bindCommunicator(m);
   fastcoll::bindRoster(m);
   fastcoll::bindSymmetricMemory(m);
   fastcoll::bindTrace(m);

@@ -8,6 +8,74 @@
 
 namespace fastcoll {
 
+struct ProcessGroupFastcoll::Prepared {
+  /// A tensor of the call, and where it was. A tensor that is resized leaves its memory.
+  struct Place {
+    at::Tensor tensor;
+    const void* address;
+    std::size_t bytes;
+  };
+
+  explicit Prepared(std::shared_ptr<TensorTask> given, Call of)
+      : task(std::move(given)), call(std::move(of)) {
+    for (const Tensors* tensors : {&call.inputs, &call.outputs}) {
+      for (const at::Tensor& tensor : *tensors) {
+        places.push_back({tensor, tensor.const_data_ptr(), tensor.nbytes()});
+      }
+    }
+  }
+
+  std::shared_ptr<TensorTask> task;
+  Call call;
+  trace::Record draft;
+  std::vector<Place> places;
+};
+
+namespace {
+
+/// Where launch() puts the collective of this thread, instead of running it.
+thread_local std::shared_ptr<ProcessGroupFastcoll::Prepared>* preparing = nullptr;
+
+}  // namespace
+
+std::shared_ptr<ProcessGroupFastcoll::Prepared> ProcessGroupFastcoll::prepare(
+    const std::function<void()>& call) {
+  std::shared_ptr<Prepared> prepared;
+  preparing = &prepared;
+  try {
+    call();
+  } catch (...) {
+    preparing = nullptr;
+    throw;
+  }
+  preparing = nullptr;
+  // A barrier behind a device's stream waits for another point of the stream each time.
+  if (prepared->task->onDevice() || prepared->task->before) return nullptr;
+  describe(prepared->draft, *prepared->task, prepared->call);
+  return prepared;
+}
+
+void ProcessGroupFastcoll::run(Prepared& prepared) {
+  TensorTask& task = *prepared.task;
+  translated([&] {
+    for (const auto& place : prepared.places) {
+      if (place.tensor.const_data_ptr() == place.address && place.tensor.nbytes() == place.bytes) {
+        continue;
+      }
+      throw Error(ErrorKind::Value,
+                  concat(task.site.prefix(),
+                         "a tensor of the plan has left its memory (it was resized or set). Make "
+                         "the plan anew."));
+    }
+    const WorkTerms terms = termsOf(prepared.call.timeout);
+    task.request.timeout = terms.timeout;
+    prepared.draft.timeoutMillis = terms.timeout.count();
+    if (prepared.draft.group != 0) trace::describe(prepared.draft);
+    task.draft = prepared.draft.group == 0 ? nullptr : &prepared.draft;
+    engine_->runInline(prepared.task);
+  });
+}
+
 void ProcessGroupFastcoll::stopCollecting() {
   std::lock_guard<std::mutex> lock(coalescingMutex_);
   if (coalescingThread_.load() != std::this_thread::get_id()) return;
@@ -29,6 +97,10 @@ WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task, Call call
   const CallType& type = *task->site.type;
   task->countsChanges = countsAllChanges_ || type.countsChanges == CountsChanges::Always ||
                         (type.countsChanges == CountsChanges::OnCpu && !task->onDevice());
+  if (preparing != nullptr) {
+    *preparing = std::make_shared<Prepared>(std::move(task), std::move(call));
+    return nullptr;
+  }
   if (task->onDevice()) return launchOnDevice(std::move(task), std::move(call));
   WorkTerms terms = termsOf(call.timeout);  // lives to the end of a call that makes no work
   task->request.timeout = terms.timeout;

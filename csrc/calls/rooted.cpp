@@ -61,6 +61,7 @@ WorkRef ProcessGroupFastcoll::gather_single(at::Tensor& output, at::Tensor& inpu
     task->addInput(input);
     Tensors out;  // on other ranks torch passes an empty output
     if (rank_ == opts.rootRank) {
+      requireDense(site, output);
       sameType(site, input, output);
       wholeOf(site, input, "output", output, -1, " on the root");
       task->addOutputParts(output);
@@ -89,6 +90,24 @@ WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& in
       refuse(site, "no inputs on a rank that is not the root", concat(inputs[0].size()));
     }
     return launch(std::move(task), {opts.asyncOp, opts.timeout, in, outputs});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::scatterSingle(const at::Tensor& output, const at::Tensor& input,
+                                            const c10d::ScatterOptions& opts) {
+  return guarded(calls::Scatter, [&](const CallSite& site) {
+    auto task = std::make_shared<TensorTask>(site, output);
+    task->request.root = checkRoot(site, opts.rootRank);
+    task->addOutput(output);
+    Tensors in;  // on other ranks the input is empty
+    if (rank_ == opts.rootRank) {
+      requireDense(site, input);
+      sameType(site, input, output);
+      wholeOf(site, output, "input", input, -1, " on the root");
+      task->addInputParts(input);
+      in = {input};
+    }
+    return launch(std::move(task), {opts.asyncOp, opts.timeout, in, {output}});
   });
 }
 

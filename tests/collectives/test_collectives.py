@@ -1,5 +1,6 @@
 """Each collective: every type and operation, every root, every split, long messages, groups, in place, and refusals."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -31,12 +32,14 @@ LARGE = ((1, 70001, 3), (100003, 2, 5), (7, 11, 50021))
 
 
 def each_shape(collective, op="SUM", dtype=torch.float, **options):
-    """A case for each shape that the collective takes, in turns asynchronous."""
+    """Cases for each shape that the collective takes: by torch, in turns asynchronous, and by the communicator."""
     shapes = [s for s in SHAPES if s or options.get("stacked") or not collective.endswith("single")]
-    return [
-        Case(collective, op, dtype, shape, async_op=seed % 2 == 1, seed=seed, **options)
-        for seed, shape in enumerate(shapes)
-    ]
+    for seed, shape in enumerate(shapes):
+        later = seed % 2 == 1
+        case = Case(collective, op, dtype, shape, async_op=later, seed=seed, **options)
+        yield case
+        if not IS_GLOO:
+            yield replace(case, door="plan" if later else "direct", async_op=False)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,7 @@ def each_shape(collective, op="SUM", dtype=torch.float, **options):
 )
 def test_type(world, collective, dtype):
     splits = UNEVEN if collective == "all_to_all_single" else ()
-    world(3).run(run_all, each_shape(collective, dtype=dtype, root=2, splits=splits))
+    world(3).run(run_all, list(each_shape(collective, dtype=dtype, root=2, splits=splits)))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_type(world, collective, dtype):
 )
 def test_operation_and_type(world, collective, dtype):
     for op in operations(collective, dtype):
-        world(3).run(run_all, each_shape(collective, op, dtype, root=2))
+        world(3).run(run_all, list(each_shape(collective, op, dtype, root=2)))
 
 
 # torch refuses messages to oneself
@@ -65,7 +68,7 @@ def test_operation_and_type(world, collective, dtype):
 )
 def test_size_and_root(world, collective, size):
     for root in range(size) if collective in ROOTED else [0]:
-        world(size).run(run_all, each_shape(collective, root=root))
+        world(size).run(run_all, list(each_shape(collective, root=root)))
 
 
 @pytest.mark.parametrize("collective", ALL)
@@ -79,14 +82,14 @@ def test_large(world, collective):
 
 @pytest.mark.parametrize("collective", ALL)
 def test_group_whose_ranks_have_other_numbers(world, collective):
-    world(4).run(run_all, each_shape(collective, root=1, members=(1, 2, 3)))
+    world(4).run(run_all, list(each_shape(collective, root=1, members=(1, 2, 3))))
 
 
 @beyond_gloo("refuses the stacked form")
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("collective", STACKING)
 def test_stacked(world, collective, size):
-    world(size).run(run_all, each_shape(collective, stacked=True))
+    world(size).run(run_all, list(each_shape(collective, stacked=True)))
 
 
 @pytest.mark.parametrize("splits", [UNEVEN, ONE_SIDED, LARGE], ids=lambda s: str(s[0]))
@@ -96,9 +99,10 @@ def test_stacked(world, collective, size):
 )
 def test_splits(world, collective, splits):
     shape = (3,) if collective == "all_to_all" else (1, 3)
-    cases = [
-        Case(collective, shape=shape, splits=splits, async_op=later) for later in (False, True)
-    ]
+    case = Case(collective, shape=shape, splits=splits)
+    cases = [case, replace(case, async_op=True)]
+    if not IS_GLOO:
+        cases += [replace(case, door=door) for door in ("direct", "plan")]
     world(3).run(run_all, cases)
 
 

@@ -8,11 +8,15 @@ import torch.distributed as dist
 from backend import reduce_scatter_single
 from fault_rank import Fault, Rank, catch
 
+import fastcoll
+
 __all__ = [
     "WRONG",
     "all_gather",
     "all_reduce",
     "all_reduce_async",
+    "all_reduce_with_communicator",
+    "all_reduce_with_plan",
     "all_to_all",
     "barrier",
     "broadcast",
@@ -30,6 +34,21 @@ def all_reduce(rank: Rank, count: int = 7, group: Any = None) -> None:
     tensor = torch.ones(count)
     dist.all_reduce(tensor, group=group)
     assert torch.all(tensor == rank.size), WRONG
+
+
+def all_reduce_with_communicator(rank: Rank, count: int = 7) -> None:
+    tensor = torch.ones(count)
+    fastcoll.communicator().all_reduce(tensor)
+    assert torch.all(tensor == rank.size), WRONG
+
+
+def all_reduce_with_plan(rank: Rank, count: int = 7) -> None:
+    tensor = torch.ones(count)
+    plan = fastcoll.communicator().all_reduce_plan(tensor)
+    for _ in range(2):
+        tensor.fill_(1.0)
+        plan()
+        assert torch.all(tensor == rank.size), WRONG
 
 
 def all_reduce_async(rank: Rank, count: int) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from backend import IS_GLOO
+from backend import IS_GLOO, beyond_gloo
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
@@ -17,6 +17,10 @@ from on_ranks import on_ranks
 from over_hosts import APART, apart
 from rank_calls import WRONG
 from suite_rules import bound
+
+import fastcoll
+
+communicator = beyond_gloo("fastcoll's communicator")
 
 # --- destroy with work pending -------------------------------------------------------------------
 
@@ -83,6 +87,10 @@ def call_wait(rank):
     dist.all_reduce(torch.ones(10), async_op=True).wait()
 
 
+def call_plan(rank):
+    fastcoll.communicator().all_reduce_plan(torch.ones(10))()
+
+
 def call_recv(rank):
     dist.recv(torch.ones(10), 1)
 
@@ -113,7 +121,13 @@ def aborted(rank: Rank, call):
 
 
 @pytest.mark.parametrize(
-    "call", [pytest.param(call_all_reduce, marks=plays(14)), call_wait, call_recv]
+    "call",
+    [
+        pytest.param(call_all_reduce, marks=plays(14)),
+        pytest.param(call_plan, marks=communicator),
+        call_wait,
+        call_recv,
+    ],
 )
 def test_abort_from_another_thread(jobs, call):
     job = jobs(3, aborted, call)
@@ -162,6 +176,8 @@ def interrupted(rank: Rank, call):
     [
         *[pytest.param(hosts, call_all_reduce, marks=plays(15)) for hosts in (1, APART)],
         *[(1, call_wait), (1, call_recv)],
+        pytest.param(1, call_plan, marks=communicator),
+        pytest.param(APART, call_plan, marks=[communicator, pytest.mark.full]),
         *[
             pytest.param(hosts, call, marks=pytest.mark.full)
             for hosts in (1, APART)

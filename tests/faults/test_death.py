@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from backend import beyond_gloo
 from fault_list import plays
 from fault_rank import Fault, Rank, catch
 from in_call import tell_in_call
@@ -20,6 +21,8 @@ from rank_calls import (
     all_gather,
     all_reduce,
     all_reduce_async,
+    all_reduce_with_communicator,
+    all_reduce_with_plan,
     all_to_all,
     barrier,
     broadcast,
@@ -35,6 +38,8 @@ ELSEWHERE = NOTICED + 0.5
 
 ENDED = 1.0
 """Seconds for destroy_process_group after a fault."""
+
+communicator = beyond_gloo("fastcoll's communicator")
 
 LARGE = 2 << 20  # elements: 8 MiB of float
 VICTIM = 1
@@ -92,6 +97,11 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
         pytest.param("000", 1, all_gather, [LARGE // 4], marks=pytest.mark.full),
         pytest.param("000", 1, reduce_scatter, [LARGE // 4], marks=pytest.mark.full),
         pytest.param("000", 1, barrier, [], marks=pytest.mark.full),
+        pytest.param("000", 1, all_reduce_with_communicator, [], marks=communicator),
+        pytest.param("000", 1, all_reduce_with_plan, [100_000], marks=communicator),
+        pytest.param(
+            *("0011", 1, all_reduce_with_plan, [100_000]), marks=[communicator, pytest.mark.full]
+        ),
         ("000", 1, all_reduce_async, [100_000]),
         ("000", 1, all_to_all, [LARGE // 4]),
         # The leader of either host, and the other rank.

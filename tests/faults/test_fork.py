@@ -13,6 +13,8 @@ from fault_list import plays
 from fault_rank import Rank, catch
 from on_ranks import on_ranks
 
+import fastcoll
+
 
 def check(rank: Rank) -> None:
     tensor = torch.ones(100)
@@ -26,6 +28,9 @@ def check(rank: Rank) -> None:
 def forks(rank: Rank, how: str):
     rank.used()
     check(rank)
+    plans = {}
+    if BACKEND == "fastcoll":
+        plans = {"plan": fastcoll.communicator().all_reduce_plan(torch.ones(3))}
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -39,6 +44,7 @@ def forks(rank: Rank, how: str):
                 "barrier": catch(dist.barrier),
                 "send": catch(dist.send, tensor, 1 - rank.rank),
                 "recv": catch(dist.recv, tensor, 1 - rank.rank),
+                **{name: catch(plan) for name, plan in plans.items()},
             }
         elif how == "destroys":
             faults = {"destroy": catch(dist.destroy_process_group)}
@@ -70,7 +76,7 @@ def test_a_forked_child(jobs, how, said):
             assert found == said
             continue
         lines = found.split("\n")
-        assert len(lines) == 5
+        assert len(lines) == 5 + (BACKEND == "fastcoll")
         assert all("fork" in line for line in lines), found
         assert all("Create process groups after the fork" in line for line in lines), found
 

@@ -17,6 +17,8 @@ from odd_stores import Slow
 from on_ranks import on_ranks
 from suite_rules import bound
 
+import fastcoll
+
 SOON = 1.0
 ODD = 1
 """The rank that calls something else."""
@@ -34,6 +36,14 @@ def fused(wire):
 
 def premul(factor):
     dist.all_reduce(torch.ones(10), op=dist._make_nccl_premul_sum(factor))
+
+
+def direct(count):
+    fastcoll.communicator().all_reduce(torch.ones(count))
+
+
+def plan(count):
+    fastcoll.communicator().all_reduce_plan(torch.ones(count))()
 
 
 def all_reduce_async(count):
@@ -86,6 +96,8 @@ CASES = {
     "small and large": two(all_reduce, [10], [1_000_000], "float32[{}], SUM"),
     "empty and not": two(all_reduce, [0], [5], "float32[{}], SUM"),
     "async": two(all_reduce_async, [10], [20], "float32[{}]"),
+    "plans": two(plan, [10], [20], "float32[{}], SUM"),
+    "plan and communicator": ((plan, 10), (direct, 20), "float32[10]", "float32[20]"),
     "sync and async": ((all_reduce, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
     "dtypes of one size": two(all_reduce, [10, "float32"], [10, "int32"], "{}[10]"),
     "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
@@ -134,6 +146,7 @@ MARKS = {
 
 FULL = {
     "async",
+    "plan and communicator",
     "dtypes of two sizes",
     "dtypes with equal bytes",
     "roots of large broadcast",

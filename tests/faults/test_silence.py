@@ -13,13 +13,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import IS_GLOO
+from backend import IS_GLOO, beyond_gloo
 from fault_list import plays
 from fault_rank import Fault, Rank, catch
 from in_call import others_first, soon, tell_in_call
 from in_time import assert_raised, in_time
 from over_hosts import apart, over_hosts
-from rank_calls import all_reduce, all_reduce_async, all_to_all, barrier, broadcast, repeated
+from rank_calls import (
+    all_reduce,
+    all_reduce_async,
+    all_reduce_with_communicator,
+    all_reduce_with_plan,
+    all_to_all,
+    barrier,
+    broadcast,
+    repeated,
+)
 from suite_rules import bound
 
 TIMEOUT = 0.5
@@ -93,6 +102,13 @@ def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
         ),
         ("000", [1], "all_reduce(seq 3, float32[1048576], SUM)", all_reduce, [1 << 20]),
         ("000", [1], "all_reduce(seq 3, float32[10], SUM)", all_reduce_async, [10]),
+        *[
+            pytest.param(
+                *("000", [1], "all_reduce(seq 3, float32[10], SUM)", call, [10]),
+                marks=beyond_gloo("fastcoll's communicator"),
+            )
+            for call in (all_reduce_with_communicator, all_reduce_with_plan)
+        ],
         ("000", [1], "broadcast(seq 3, float32[10], root 0)", broadcast, [10, 0]),
         ("000", [1], "broadcast(seq 3, float32[10], root 1)", broadcast, [10, 1]),
         ("000", [1], "all_to_all(seq 3, float32[3])", all_to_all, [1]),

@@ -1,0 +1,290 @@
+// fastcoll._C.Communicator: the calls of a group straight from Python, without torch's front and
+// dispatcher. Each blocks, and takes one C call (METH_FASTCALL). CommunicatorPlan: such a call
+// prepared for repetition, as the persistent collectives of MPI 4.0. fastcoll/_C.pyi documents
+// them.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <structmember.h>  // after Python.h
+
+#include <atomic>
+#include <functional>
+#include <utility>
+
+#include "bindings/bindings.hpp"
+#include "bindings/communicator_calls.hpp"
+#include "process_group.hpp"
+
+namespace py = pybind11;
+
+namespace fastcoll::direct {
+namespace {
+
+using Group = c10::intrusive_ptr<ProcessGroupFastcoll>;
+
+/// Frees the GIL in its scope.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+/// A group, of which a communicator and its plans keep no memory or thread once it has ended.
+struct Member {
+  explicit Member(const Group& group)
+      : weak(group), name(group->name()), rank(group->getRank()), size(group->getSize()) {}
+  /// Returns the group; throws if it has ended. Release it without the GIL, because the last
+  /// reference may wait for threads.
+  Group group(const char* call) const {
+    Group found = weak.lock();
+    if (found == nullptr) {
+      throwAsTorch(Error(ErrorKind::Backend,
+                         concat(errorHead(call, *this), "the group was destroyed", kInitAgain)));
+    }
+    return found;
+  }
+
+  c10::weak_intrusive_ptr<ProcessGroupFastcoll> weak;
+  std::string name;
+  int rank;
+  int size;
+};
+
+/// Calls `body`, and turns what it throws into Python's exception.
+template <typename Body>
+PyObject* raising(Body body) {
+  try {
+    return body();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (py::builtin_exception& error) {
+    error.set_error();
+  } catch (python_error& error) {
+    error.restore();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+  return nullptr;
+}
+
+/// Whether a call can be prepared: a message is matched anew each time.
+template <class Call>
+constexpr bool kPrepares =
+    !std::is_same_v<Call, Send> && !std::is_same_v<Call, Recv> && !std::is_same_v<Call, SendRecv>;
+
+// --- plans ---------------------------------------------------------------------------------------
+
+/// What a plan object of Python owns.
+struct Planned {
+  Planned(const Member& of, const char* name) : member(of), call(name) {}
+
+  const Member member;
+  const char* const call;
+  std::function<WorkRef(ProcessGroupFastcoll&)> issue;
+  std::shared_ptr<ProcessGroupFastcoll::Prepared> prepared;  // nullptr: issue() makes the call
+  std::atomic<bool> runs{false};
+};
+
+struct PlanObject {
+  PyObject base;
+  vectorcallfunc call;
+  Planned* planned;
+};
+
+PyTypeObject* planType = nullptr;
+
+PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t count,
+                  PyObject* keywords) {
+  return raising([&]() -> PyObject* {
+    if (PyVectorcall_NARGS(count) != 0 || keywords != nullptr) {
+      throw py::type_error("fastcoll.CommunicatorPlan: expected no arguments");
+    }
+    Planned& plan = *reinterpret_cast<PlanObject*>(self)->planned;
+    if (plan.runs.exchange(true)) {
+      throw py::value_error(
+          "fastcoll.CommunicatorPlan: it runs on another thread. Make a plan for each.");
+    }
+    const std::shared_ptr<void> ends(nullptr, [&plan](void*) { plan.runs = false; });
+    const WithoutGil nogil;
+    const Group group = plan.member.group(plan.call);
+    if (plan.prepared != nullptr && !at::hasCallbacks()) {  // a profiler wants a work
+      group->run(*plan.prepared);
+    } else if (const WorkRef work = plan.issue(*group)) {
+      work->wait();
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+void deletePlan(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  delete reinterpret_cast<PlanObject*>(self)->planned;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// --- the communicator ----------------------------------------------------------------------------
+
+struct CommunicatorObject {
+  PyObject base;
+  Member* member;
+};
+
+const Member& memberOf(PyObject* self) {
+  return *reinterpret_cast<CommunicatorObject*>(self)->member;
+}
+
+template <class Call>
+Call parsed(PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
+  constexpr std::size_t kMost = Call::kArguments.size();
+  return Call(
+      Arguments<kMost>(Call::kName, Call::kArguments, Call::kRequired, given, count, keywords));
+}
+
+template <class Call>
+PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
+  return raising([&]() -> PyObject* {
+    Call call = parsed<Call>(given, count, keywords);
+    const WithoutGil nogil;
+    const Group group = memberOf(self).group(Call::kName);
+    if (const WorkRef work = call.issue(*group)) work->wait();
+    Py_RETURN_NONE;
+  });
+}
+
+template <class Call>
+PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
+  return raising([&]() -> PyObject* {
+    auto planned = std::make_unique<Planned>(memberOf(self), Call::kName);
+    Call parsedCall = parsed<Call>(given, count, keywords);
+    if constexpr (std::is_same_v<Call, AllReduce>) {
+      if (parsedCall.tensors[0].layout() != at::kStrided) {
+        throw py::value_error(
+            "fastcoll.all_reduce_plan: expected a dense tensor, got a sparse one");
+      }
+    }
+    planned->issue = [call = std::move(parsedCall)](ProcessGroupFastcoll& group) mutable {
+      return call.issue(group);
+    };
+    if constexpr (kPrepares<Call>) {
+      const WithoutGil nogil;
+      const Group group = planned->member.group(Call::kName);
+      planned->prepared = group->prepare([&] { planned->issue(*group); });
+    }
+    PyObject* const plan = planType->tp_alloc(planType, 0);
+    if (plan == nullptr) return nullptr;
+    auto* const object = reinterpret_cast<PlanObject*>(plan);
+    object->call = &runPlan;
+    object->planned = planned.release();
+    return plan;
+  });
+}
+
+PyObject* newCommunicator(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  return raising([&]() -> PyObject* {
+    if (PyTuple_GET_SIZE(arguments) != 1 || keywords != nullptr) {
+      throw py::type_error("fastcoll.Communicator: expected one argument, a backend of fastcoll");
+    }
+    const auto group = py::cast<Group>(py::handle(PyTuple_GET_ITEM(arguments, 0)));
+    PyObject* const self = type->tp_alloc(type, 0);
+    if (self == nullptr) return nullptr;
+    reinterpret_cast<CommunicatorObject*>(self)->member = new Member(group);
+    return self;
+  });
+}
+
+void deleteCommunicator(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  delete &memberOf(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* rank(PyObject* self, void*) {
+  return PyLong_FromLong(memberOf(self).rank);
+}
+
+PyObject* size(PyObject* self, void*) {
+  return PyLong_FromLong(memberOf(self).size);
+}
+
+#define METHOD(call, name)                                                                      \
+  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&callNow<call>)),           \
+   METH_FASTCALL | METH_KEYWORDS, nullptr},                                                     \
+  {                                                                                             \
+    name "_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&makePlan<call>)), \
+        METH_FASTCALL | METH_KEYWORDS, nullptr                                                  \
+  }
+
+PyMethodDef communicatorMethods[] = {
+    METHOD(AllReduce, "all_reduce"),
+    METHOD(Reduce, "reduce"),
+    METHOD(Broadcast, "broadcast"),
+    METHOD(AllGather, "all_gather"),
+    METHOD(ReduceScatter, "reduce_scatter"),
+    METHOD(AllToAll, "all_to_all"),
+    METHOD(Gather, "gather"),
+    METHOD(Scatter, "scatter"),
+    METHOD(Barrier, "barrier"),
+    METHOD(Send, "send"),
+    METHOD(Recv, "recv"),
+    METHOD(SendRecv, "sendrecv"),
+    {nullptr, nullptr, 0, nullptr},
+};
+#undef METHOD
+
+PyGetSetDef communicatorProperties[] = {
+    {"rank", &rank, nullptr, nullptr, nullptr},
+    {"size", &size, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot communicatorSlots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(&newCommunicator)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(&deleteCommunicator)},
+    {Py_tp_methods, communicatorMethods},
+    {Py_tp_getset, communicatorProperties},
+    {0, nullptr},
+};
+PyType_Spec communicatorSpec = {"fastcoll._C.Communicator", sizeof(CommunicatorObject), 0,
+                                Py_TPFLAGS_DEFAULT, communicatorSlots};
+
+PyMemberDef planMembers[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(PlanObject, call), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyType_Slot planSlots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(&deletePlan)},
+    {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+    {Py_tp_members, planMembers},
+    {0, nullptr},
+};
+PyType_Spec planSpec = {
+    "fastcoll._C.CommunicatorPlan", sizeof(PlanObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION, planSlots};
+
+py::object typeOf(PyType_Spec& spec) {
+  PyObject* const type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(type);
+}
+
+}  // namespace
+}  // namespace fastcoll::direct
+
+namespace fastcoll {
+
+void bindCommunicator(py::module_& m) {
+  using namespace direct;
+  m.attr("Communicator") = typeOf(communicatorSpec);
+  const py::object plan = typeOf(planSpec);
+  planType = reinterpret_cast<PyTypeObject*>(plan.ptr());
+  m.attr("CommunicatorPlan") = plan;
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,347 @@
+// The calls of fastcoll._C.Communicator: the arguments of each, read from Python, and how it is
+// made by the process group.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "process_group.hpp"
+
+namespace fastcoll::direct {
+
+namespace py = pybind11;
+
+// --- arguments -----------------------------------------------------------------------------------
+
+/// The arguments of a call by position, wherever they were named. Those left out are nullptr.
+template <std::size_t N>
+struct Arguments {
+  Arguments(const char* call, const std::array<const char*, N>& names, std::size_t required,
+            PyObject* const* given, Py_ssize_t positional, PyObject* keywords) {
+    if (static_cast<std::size_t>(positional) > N) {
+      throw py::type_error(
+          concat("fastcoll.", call, ": expected ", N, " arguments at most, got ", positional));
+    }
+    std::copy(given, given + positional, values.begin());
+    const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject* const name = PyTuple_GET_ITEM(keywords, i);
+      std::size_t at = 0;
+      while (at < N && PyUnicode_CompareWithASCIIString(name, names[at]) != 0) ++at;
+      if (at == N || values[at] != nullptr) {
+        throw py::type_error(concat("fastcoll.", call, ": ",
+                                    at == N ? "unknown argument '" : "two values for argument '",
+                                    py::cast<std::string>(name), "'"));
+      }
+      values[at] = given[positional + i];
+    }
+    for (std::size_t at = 0; at < required; ++at) {
+      if (values[at] == nullptr) {
+        throw py::type_error(concat("fastcoll.", call, ": argument '", names[at], "' is missing"));
+      }
+    }
+  }
+
+  PyObject* operator[](std::size_t at) const { return values[at]; }
+
+  std::array<PyObject*, N> values{};
+};
+
+inline at::Tensor tensorOf(PyObject* value) {
+  if (THPVariable_Check(value)) return THPVariable_Unpack(value);
+  // Leaked on purpose: the interpreter may be gone when static destructors run.
+  static auto* const convert =
+      new py::object(py::module_::import("fastcoll._communicator").attr("as_tensor"));
+  return py::cast<at::Tensor>((*convert)(py::handle(value)));
+}
+
+/// One tensor, or a list with a tensor for each rank.
+struct Parts {
+  Tensors tensors;
+  bool list = false;
+};
+
+/// `optional`: None is no part, for a rank that has none.
+inline Parts partsOf(PyObject* value, bool optional = false) {
+  Parts parts;
+  if (optional && value == Py_None) return parts;
+  parts.list = PyList_Check(value) || PyTuple_Check(value);
+  if (!parts.list) {
+    parts.tensors = {tensorOf(value)};
+    return parts;
+  }
+  for (const py::handle item : py::reinterpret_borrow<py::sequence>(value)) {
+    parts.tensors.push_back(tensorOf(item.ptr()));
+  }
+  return parts;
+}
+
+/// The operations that torch.distributed.ReduceOp has as objects, found by identity.
+inline c10d::ReduceOp opOf(PyObject* value) {
+  using Known = std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>;
+  static const auto* const known = [] {
+    auto* all = new Known;
+    const auto types = py::module_::import("torch.distributed").attr("ReduceOp").attr("RedOpType");
+    for (const char* name : {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}) {
+      py::object op = types.attr(name);
+      const auto type = py::cast<c10d::ReduceOp::RedOpType>(op);
+      all->emplace_back(op.release().ptr(), type);
+    }
+    return all;
+  }();
+  if (value == nullptr) return c10d::ReduceOp::SUM;
+  for (const auto& [object, type] : *known) {
+    if (object == value) return type;
+  }
+  return py::cast<c10d::ReduceOp>(py::handle(value));
+}
+
+inline int rankOf(PyObject* value) {
+  return py::cast<int>(py::handle(value));
+}
+
+inline std::vector<std::int64_t> splitsOf(PyObject* value) {
+  if (value == nullptr || value == Py_None) return {};
+  return py::cast<std::vector<std::int64_t>>(py::handle(value));
+}
+
+/// A list of lists, as c10d takes the parts of one rank.
+inline std::vector<Tensors> nested(const Tensors& tensors) {
+  return {tensors};
+}
+
+inline at::Tensor one(const Tensors& tensors) {
+  return tensors.empty() ? at::Tensor() : tensors[0];
+}
+
+// --- the calls -----------------------------------------------------------------------------------
+
+// Each has the names of its arguments, how many are required, and issue(), which makes the call
+// without the GIL. Ranks are those of the group.
+
+struct AllReduce {
+  static constexpr auto kName = "all_reduce";
+  static constexpr std::array kArguments{"tensor", "op"};
+  static constexpr std::size_t kRequired = 1;
+  explicit AllReduce(const Arguments<2>& a) : tensors{tensorOf(a[0])}, op(opOf(a[1])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    options.asyncOp = false;
+    return group.allreduce(tensors, options);
+  }
+  Tensors tensors;
+  c10d::ReduceOp op;
+};
+
+struct Reduce {
+  static constexpr auto kName = "reduce";
+  static constexpr std::array kArguments{"tensor", "dst", "op"};
+  static constexpr std::size_t kRequired = 2;
+  explicit Reduce(const Arguments<3>& a)
+      : tensors{tensorOf(a[0])}, root(rankOf(a[1])), op(opOf(a[2])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::ReduceOptions options;
+    options.reduceOp = op;
+    options.rootRank = root;
+    options.asyncOp = false;
+    return group.reduce(tensors, options);
+  }
+  Tensors tensors;
+  int root;
+  c10d::ReduceOp op;
+};
+
+struct Broadcast {
+  static constexpr auto kName = "broadcast";
+  static constexpr std::array kArguments{"tensor", "src"};
+  static constexpr std::size_t kRequired = 2;
+  explicit Broadcast(const Arguments<2>& a) : tensors{tensorOf(a[0])}, root(rankOf(a[1])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    return group.broadcast(tensors, options);
+  }
+  Tensors tensors;
+  int root;
+};
+
+struct AllGather {
+  static constexpr auto kName = "all_gather";
+  static constexpr std::array kArguments{"output", "input"};
+  static constexpr std::size_t kRequired = 2;
+  explicit AllGather(const Arguments<2>& a) : output(partsOf(a[0])), input{tensorOf(a[1])} {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    if (!output.list) {
+      at::Tensor whole = one(output.tensors);
+      return group._allgather_base(whole, input[0], options);
+    }
+    auto lists = nested(output.tensors);
+    return group.allgather(lists, input, options);
+  }
+  Parts output;
+  Tensors input;
+};
+
+struct ReduceScatter {
+  static constexpr auto kName = "reduce_scatter";
+  static constexpr std::array kArguments{"output", "input", "op"};
+  static constexpr std::size_t kRequired = 2;
+  explicit ReduceScatter(const Arguments<3>& a)
+      : output{tensorOf(a[0])}, input(partsOf(a[1])), op(opOf(a[2])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = op;
+    options.asyncOp = false;
+    if (!input.list) {
+      at::Tensor whole = one(input.tensors);
+      return group._reduce_scatter_base(output[0], whole, options);
+    }
+    auto lists = nested(input.tensors);
+    return group.reduce_scatter(output, lists, options);
+  }
+  Tensors output;
+  Parts input;
+  c10d::ReduceOp op;
+};
+
+struct AllToAll {
+  static constexpr auto kName = "all_to_all";
+  static constexpr std::array kArguments{"output", "input", "output_splits", "input_splits"};
+  static constexpr std::size_t kRequired = 2;
+  explicit AllToAll(const Arguments<4>& a)
+      : output(partsOf(a[0])),
+        input(partsOf(a[1])),
+        outputSplits(splitsOf(a[2])),
+        inputSplits(splitsOf(a[3])) {
+    if (output.list != input.list) {
+      throw py::type_error(
+          "fastcoll.all_to_all: expected two tensors or two lists of tensors, got one of each");
+    }
+  }
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::AllToAllOptions options;
+    options.asyncOp = false;
+    if (output.list) return group.alltoall(output.tensors, input.tensors, options);
+    at::Tensor into = one(output.tensors);
+    at::Tensor from = one(input.tensors);
+    return group.alltoall_base(into, from, outputSplits, inputSplits, options);
+  }
+  Parts output;
+  Parts input;
+  std::vector<std::int64_t> outputSplits;
+  std::vector<std::int64_t> inputSplits;
+};
+
+struct Gather {
+  static constexpr auto kName = "gather";
+  static constexpr std::array kArguments{"output", "input", "dst"};
+  static constexpr std::size_t kRequired = 3;
+  explicit Gather(const Arguments<3>& a)
+      : output(partsOf(a[0], true)), input{tensorOf(a[1])}, root(rankOf(a[2])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::GatherOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    if (output.list) {
+      auto lists = nested(output.tensors);
+      return group.gather(lists, input, options);
+    }
+    at::Tensor whole = one(output.tensors);
+    return group.gather_single(whole, input[0], options);
+  }
+  Parts output;
+  Tensors input;
+  int root;
+};
+
+struct Scatter {
+  static constexpr auto kName = "scatter";
+  static constexpr std::array kArguments{"output", "input", "src"};
+  static constexpr std::size_t kRequired = 3;
+  explicit Scatter(const Arguments<3>& a)
+      : output{tensorOf(a[0])}, input(partsOf(a[1], true)), root(rankOf(a[2])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    if (input.list) {
+      auto lists = nested(input.tensors);
+      return group.scatter(output, lists, options);
+    }
+    return group.scatterSingle(output[0], one(input.tensors), options);
+  }
+  Tensors output;
+  Parts input;
+  int root;
+};
+
+struct Barrier {
+  static constexpr auto kName = "barrier";
+  static constexpr std::array<const char*, 0> kArguments{};
+  static constexpr std::size_t kRequired = 0;
+  explicit Barrier(const Arguments<0>&) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    c10d::BarrierOptions options;
+    options.asyncOp = false;
+    return group.barrier(options);
+  }
+};
+
+struct Send {
+  static constexpr auto kName = "send";
+  static constexpr std::array kArguments{"tensor", "dst", "tag"};
+  static constexpr std::size_t kRequired = 2;
+  explicit Send(const Arguments<3>& a)
+      : tensors{tensorOf(a[0])}, peer(rankOf(a[1])), tag(a[2] == nullptr ? 0 : rankOf(a[2])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) { return group.send(tensors, peer, tag); }
+  Tensors tensors;
+  int peer;
+  int tag;
+};
+
+struct Recv {
+  static constexpr auto kName = "recv";
+  static constexpr std::array kArguments{"tensor", "src", "tag"};
+  static constexpr std::size_t kRequired = 2;
+  explicit Recv(const Arguments<3>& a)
+      : tensors{tensorOf(a[0])}, peer(rankOf(a[1])), tag(a[2] == nullptr ? 0 : rankOf(a[2])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) { return group.recv(tensors, peer, tag); }
+  Tensors tensors;
+  int peer;
+  int tag;
+};
+
+/// A message to a rank while one comes from another.
+struct SendRecv {
+  static constexpr auto kName = "sendrecv";
+  static constexpr std::array kArguments{"send", "dst", "recv", "src", "tag"};
+  static constexpr std::size_t kRequired = 4;
+  explicit SendRecv(const Arguments<5>& a)
+      : sent{tensorOf(a[0])},
+        received{tensorOf(a[2])},
+        target(rankOf(a[1])),
+        source(rankOf(a[3])),
+        tag(a[4] == nullptr ? 0 : rankOf(a[4])) {}
+  WorkRef issue(ProcessGroupFastcoll& group) {
+    WorkRef sending = group.send(sent, target, tag);
+    if (const WorkRef receiving = group.recv(received, source, tag)) receiving->wait();
+    return sending;
+  }
+  Tensors sent;
+  Tensors received;
+  int target;
+  int source;
+  int tag;
+};
+
+}  // namespace fastcoll::direct

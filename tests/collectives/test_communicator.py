@@ -1,0 +1,293 @@
+"""fastcoll.communicator: what it takes and refuses, and plans. test_collectives.py compares all its results.
+
+Faults of its calls are in tests/faults, beside those of torch's.
+"""
+
+import gc
+import os
+import queue
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo, shared_bytes
+from on_ranks import on_ranks
+from own_threads import thread_names
+from suite_rules import bound
+
+import fastcoll
+import fastcoll.trace
+
+pytestmark = beyond_gloo("fastcoll's communicator")
+
+
+def total(size: int) -> float:
+    return size * (size + 1) / 2
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+@on_ranks(3)
+def test_rank_and_size_are_those_of_the_group():
+    group = dist.new_group([2, 1])
+    if dist.get_rank() == 0:
+        with pytest.raises(ValueError, match="got a group without this rank"):
+            fastcoll.communicator(group)
+        return
+    comm = fastcoll.communicator(group)
+    assert (comm.rank, comm.size) == (dist.get_rank(group), 2)
+    tensor = torch.full((3,), float(dist.get_rank()))
+    comm.broadcast(tensor, src=1)
+    assert tensor.tolist() == [float(dist.get_global_rank(group, 1))] * 3
+
+
+class Array:
+    """An array of another library, which torch knows by DLPack alone."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.memory = torch.tensor(values)
+
+    def __dlpack__(self, **options):
+        return self.memory.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.memory.__dlpack_device__()
+
+
+@on_ranks(2)
+def test_arrays_share_their_memory():
+    comm = fastcoll.communicator()
+    mine = dist.get_rank() + 1.0
+    array = np.full((2, 3), mine)
+    comm.all_reduce(array, dist.ReduceOp.MAX)
+    assert array.tolist() == [[2.0] * 3] * 2
+    strided = np.full((4, 2), mine, dtype=np.float32)
+    plan = comm.all_reduce_plan(strided[:, 1])
+    plan()
+    assert strided.tolist() == [[mine, 3.0]] * 4
+    other = Array([mine, 0.0])
+    comm.all_reduce(other)
+    assert other.memory.tolist() == [3.0, 0.0]
+    gathered = np.zeros(4)
+    comm.all_gather(gathered, np.full(2, mine))
+    assert gathered.tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+WRONG = {
+    "missing": (lambda c: c.all_reduce(), TypeError, "argument 'tensor' is missing"),
+    "too many": (lambda c: c.barrier(1), TypeError, "0 arguments at most, got 1"),
+    "unknown": (lambda c: c.all_reduce(torch.ones(1), opp=1), TypeError, "unknown argument 'opp'"),
+    "twice": (lambda c: c.all_reduce(torch.ones(1), tensor=1), TypeError, "two values"),
+    "no tensor": (lambda c: c.all_reduce(3), TypeError, "got int"),
+    "read-only": (
+        lambda c: c.all_reduce(np.frombuffer(b"1234", dtype=np.float32)),
+        TypeError,
+        "read-only",
+    ),
+    "strings": (lambda c: c.all_reduce(np.array(["a"])), TypeError, "torch cannot share"),
+    "operation": (lambda c: c.all_reduce(torch.ones(1), "sum"), RuntimeError, "cast"),
+    "root": (lambda c: c.broadcast(torch.ones(1), 9), ValueError, "root rank from 0 to 1, got 9"),
+    "peer": (lambda c: c.send(torch.ones(1), 9), ValueError, "from 0 to 1, got 9"),
+    "sizes": (lambda c: c.all_gather(torch.ones(5), torch.ones(2)), ValueError, "2 x 2 elements"),
+    "one of each": (
+        lambda c: c.all_to_all([torch.ones(1)] * 2, torch.ones(2)),
+        TypeError,
+        "got one of each",
+    ),
+    "dtypes": (
+        lambda c: c.all_gather(torch.ones(4, dtype=torch.int), torch.ones(2)),
+        TypeError,
+        "float32 and int32",
+    ),
+    "overlap": (lambda c: c.all_reduce(torch.ones(1).expand(4)), ValueError, "overlap"),
+    "no part": (lambda c: c.scatter(torch.ones(2), None, c.rank), ValueError, "undefined"),
+    "no output": (lambda c: c.all_gather(None, torch.ones(2)), TypeError, "got NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@on_ranks(2)
+def test_wrong_arguments_are_refused_before_anything_is_sent(name):
+    call, kind, text = WRONG[name]
+    comm = fastcoll.communicator()
+    with pytest.raises(kind, match=text):
+        call(comm)
+    tensor = torch.full((2,), 1.0)
+    comm.all_reduce(tensor)
+    assert tensor.tolist() == [2.0, 2.0]
+
+
+@on_ranks(2)
+def test_calls_mix_with_torchs():
+    comm = fastcoll.communicator()
+    tensors = [torch.full((n,), 1.0) for n in (1, 5000, 1, 300_000)]
+    plan = comm.all_reduce_plan(tensors[3])
+    works = [dist.all_reduce(tensors[0], async_op=True), dist.all_reduce(tensors[1], async_op=True)]
+    comm.all_reduce(tensors[2])
+    plan()
+    for work in works:
+        work.wait()
+    assert all(torch.all(tensor == 2.0) for tensor in tensors)
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+@on_ranks(2, 3)
+def test_a_plan_reads_and_writes_what_is_there_when_it_runs():
+    comm = fastcoll.communicator()
+    whole = torch.zeros(4, 2)
+    part = whole[:, 0]  # staged: it is not one run of memory
+    plan = comm.all_reduce_plan(part)
+    for turn in range(3):
+        whole.fill_(float(turn))
+        plan()
+        assert part.tolist() == [float(turn * comm.size)] * 4
+        assert whole[:, 1].tolist() == [float(turn)] * 4
+
+
+@on_ranks(2)
+def test_a_plan_keeps_its_tensors_alive():
+    comm = fastcoll.communicator()
+    tensor = torch.full((100_000,), 1.0)
+    address, plan = tensor.data_ptr(), comm.all_reduce_plan(tensor)
+    del tensor
+    gc.collect()
+    others = [torch.empty(100_000) for _ in range(4)]
+    assert address not in [other.data_ptr() for other in others]
+    plan()
+
+
+MOVES = {
+    "resize_": lambda tensor: tensor.resize_(1 << 20),
+    "shrunk": lambda tensor: tensor.resize_(2),
+    "set_": lambda tensor: tensor.set_(torch.ones(8)),
+    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("how", MOVES)
+@on_ranks(2)
+def test_a_plan_refuses_a_tensor_that_left_its_memory(how):
+    comm = fastcoll.communicator()
+    tensor = torch.ones(8)
+    plan = comm.all_reduce_plan(tensor)
+    plan()
+    MOVES[how](tensor)
+    with pytest.raises(ValueError, match=r"has left its memory .* Make the plan anew"):
+        plan()
+    comm.barrier()
+
+
+@on_ranks(2)
+def test_a_plan_is_for_one_thread_at_a_time():
+    comm = fastcoll.communicator()
+    tensor = torch.ones(3)
+    plan = comm.all_reduce_plan(tensor)
+    raised: queue.Queue[str] = queue.Queue()
+
+    def run() -> None:
+        try:
+            plan()
+        except ValueError as error:
+            raised.put(str(error))
+
+    if dist.get_rank() == 0:
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert "runs on another thread" in raised.get(timeout=bound(5.0))
+        dist.send(torch.ones(1), 1)
+        for thread in threads:
+            thread.join()
+    else:
+        dist.recv(torch.ones(1), 0)
+        plan()
+    assert tensor.tolist() == [2.0] * 3
+
+
+@on_ranks(2)
+def test_what_is_no_plan():
+    comm = fastcoll.communicator()
+    sparse = torch.ones(3).to_sparse()
+    with pytest.raises(ValueError, match="expected a dense tensor"):
+        comm.all_reduce_plan(sparse)
+    comm.all_reduce(sparse)
+    assert sparse.to_dense().tolist() == [2.0] * 3
+    plan = comm.barrier_plan()
+    with pytest.raises(TypeError, match="expected no arguments"):
+        plan(1)
+    with pytest.raises(TypeError, match="cannot create"):
+        type(plan)()
+
+
+@on_ranks(2)
+def test_the_profiler_and_the_trace_see_the_calls():
+    comm = fastcoll.communicator()
+    tensor = torch.ones(4)
+    plan = comm.all_reduce_plan(tensor)
+    with torch.profiler.profile() as profile:
+        plan()
+        comm.all_reduce(tensor)
+    names = [event.name for event in profile.events()]
+    assert names.count("fastcoll:all_reduce") == 2, names
+    assert tensor.tolist() == [4.0] * 4
+    plan()
+    records = fastcoll.trace.records()[-3:]
+    assert [record["state"] for record in records] == ["completed"] * 3
+    first = records[0]["collective_seq_id"]
+    assert [record["collective_seq_id"] for record in records] == [first, first + 1, first + 2]
+    assert {record["profiling_name"] for record in records} == {records[0]["profiling_name"]}
+
+
+@on_ranks(2)
+def test_the_version_counter_moves_as_with_torchs_calls():
+    comm = fastcoll.communicator()
+    outputs = [torch.empty(4), torch.empty(4), torch.empty(4)]
+    plan = comm.all_gather_plan(outputs[2], torch.ones(2))
+    versions = [output._version for output in outputs]
+    dist.all_gather_into_tensor(outputs[0], torch.ones(2))
+    comm.all_gather(outputs[1], torch.ones(2))
+    plan()
+    moved = [output._version - version for output, version in zip(outputs, versions, strict=True)]
+    assert moved == [1, 1, 1]
+
+
+@pytest.mark.full
+@on_ranks(2, fresh=True)
+def test_a_hundred_thousand_plans_leave_nothing():
+    comm = fastcoll.communicator()
+    tensor = torch.ones(300)
+
+    def some(count: int) -> tuple[int, list[str], int]:
+        for _ in range(count):
+            tensor.fill_(1.0)
+            comm.all_reduce_plan(tensor)()
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE"), sorted(thread_names()), shared_bytes()
+
+    some(20_000)
+    first = some(1000)
+    last = some(100_000)
+    assert last[1:] == first[1:]
+    assert last[0] - first[0] < 4 << 20, (first, last)
+
+
+@on_ranks(2, fresh=True)
+def test_the_end_of_a_group_ends_its_plans():
+    group = dist.new_group()
+    comm = fastcoll.communicator(group)
+    plan = comm.all_reduce_plan(torch.ones(3))
+    plan()
+    dist.destroy_process_group(group)
+    for call in (
+        plan,
+        lambda: comm.all_reduce(torch.ones(3)),
+        lambda: comm.all_reduce_plan(torch.ones(3))(),
+    ):
+        with pytest.raises(dist.DistBackendError, match="the group was destroyed"):
+            call()
