@@ -252,7 +252,7 @@ PyType_Slot communicatorSlots[] = {
     {0, nullptr},
 };
 PyType_Spec communicatorSpec = {"fastcoll._C.Communicator", sizeof(CommunicatorObject), 0,
-                                Py_TPFLAGS_DEFAULT, communicatorSlots};
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, communicatorSlots};
 
 PyMemberDef planMembers[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(PlanObject, call), READONLY, nullptr},

@@ -1,0 +1,157 @@
+"""Objects by fastcoll.communicator: of all sizes, with buffers of their own, and those that cannot travel."""
+
+import dataclasses
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from backend import beyond_gloo
+from on_ranks import on_ranks
+
+import fastcoll
+from fastcoll._communicator import BLOCK, LONG
+
+pytestmark = beyond_gloo("fastcoll's communicator")
+
+
+@dataclasses.dataclass
+class Item:
+    name: str
+    arrays: list[np.ndarray]
+
+    def __eq__(self, other) -> bool:
+        same = len(self.arrays) == len(other.arrays)
+        pairs = zip(self.arrays, other.arrays, strict=True)
+        return same and self.name == other.name and all(np.array_equal(*pair) for pair in pairs)
+
+
+def of_size(size: int, rank: int = 0) -> bytes:
+    return bytes([rank % 251]) * size
+
+
+def item(*sizes: int, rank: int = 0) -> Item:
+    return Item(str(sizes), [np.full(size, rank, dtype=np.uint8) for size in sizes])
+
+
+SIZES = [
+    0,
+    1,
+    BLOCK // 2,
+    BLOCK - 64,
+    BLOCK,
+    BLOCK + 1,
+    LONG - 64,
+    LONG - 1,
+    LONG,
+    LONG + 1,
+    3_000_000,
+]
+
+
+@pytest.mark.parametrize("root", [0, 2])
+@on_ranks(3)
+def test_broadcast(root):
+    comm = fastcoll.communicator()
+    values = [None, 7, "text", {"a": [1, 2.5]}, torch.arange(5.0).tolist()]
+    values += [of_size(size) for size in SIZES]
+    values += [item(size) for size in SIZES]
+    values += [item(), item(1, 2, 3), item(10, LONG, 5, 2 * LONG, 0)]
+    values += [np.arange(600_000.0).reshape(1000, 600)[:, ::2].tolist()[0]]
+    for value in values:
+        given = value if comm.rank == root else "ignored"
+        found = comm.broadcast_object(given, root)
+        assert found == value
+        assert (found is given) == (comm.rank == root)
+
+
+@on_ranks(1, 2, 3)
+def test_all_gather():
+    comm = fastcoll.communicator()
+    for size in SIZES:
+        # Some ranks have a long object, and others a short one.
+        mine = of_size(size if comm.rank % 2 else 3, comm.rank)
+        expected = [of_size(size if rank % 2 else 3, rank) for rank in range(comm.size)]
+        found = comm.all_gather_object(mine)
+        assert found == expected
+        assert found[comm.rank] is mine
+        items = comm.all_gather_object(item(size, 5, rank=comm.rank))
+        assert items == [item(size, 5, rank=rank) for rank in range(comm.size)]
+
+
+@on_ranks(2)
+def test_arrays_that_arrive_can_be_written_and_are_the_receivers_own():
+    comm = fastcoll.communicator()
+    for size in (3, LONG):
+        first = comm.broadcast_object(np.zeros(size), 0)
+        again = comm.broadcast_object(np.ones(size), 0)
+        if comm.rank == 1:
+            first += 5.0
+            assert first.tolist() == [5.0] * size and again.tolist() == [1.0] * size
+    strided = np.arange(40_000.0)[::2]
+    assert comm.broadcast_object(strided, 0).tolist() == np.arange(0.0, 40_000.0, 2.0).tolist()
+    tensor = comm.broadcast_object(torch.arange(100_000), 0)
+    assert torch.equal(tensor, torch.arange(100_000))
+
+
+class Unpicklable:
+    def __init__(self, error: type[Exception], text: str) -> None:
+        self.error, self.text = error, text
+
+    def __reduce__(self):
+        raise self.error(self.text)
+
+
+UNPICKLABLE = {
+    "lock": (threading.Lock(), TypeError, "cannot pickle"),
+    "lambda": (lambda: 0, (pickle.PicklingError, AttributeError), "pickle"),
+    "long text": (Unpicklable(ValueError, "x" * 100_000), ValueError, "xxx"),
+    "other kind": (Unpicklable(KeyError, "key"), TypeError, "key"),
+}
+
+
+@pytest.mark.parametrize("name", ["lock", "lambda", "long text", "other kind"])
+@on_ranks(3)
+def test_what_cannot_be_pickled_raises_on_all_ranks(name):
+    comm = fastcoll.communicator()
+    value, kind, text = UNPICKLABLE[name]
+    for call in (
+        lambda: comm.broadcast_object(value if comm.rank == 1 else None, 1),
+        lambda: comm.all_gather_object(value if comm.rank == 1 else of_size(LONG)),
+    ):
+        with pytest.raises(kind, match=text):
+            call()
+    assert comm.all_gather_object(comm.rank) == [0, 1, 2]
+
+
+def refuse() -> None:
+    raise ValueError("this is not for me")
+
+
+class Poison:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self):
+        return refuse, ()
+
+
+@on_ranks(3)
+def test_what_cannot_be_unpickled_raises_where_it_arrives():
+    comm = fastcoll.communicator()
+    if comm.rank == 1:
+        assert isinstance(comm.broadcast_object(Poison(), 1), Poison)
+    else:
+        with pytest.raises(ValueError, match="not for me"):
+            comm.broadcast_object(None, 1)
+    with pytest.raises(ValueError, match="not for me"):
+        comm.all_gather_object([Poison(), of_size(LONG * (comm.rank + 1))])
+    assert comm.all_gather_object(comm.rank) == [0, 1, 2]
+
+
+@on_ranks(2)
+def test_a_root_that_does_not_exist():
+    comm = fastcoll.communicator()
+    with pytest.raises(ValueError, match="root rank from 0 to 1, got 2"):
+        comm.broadcast_object(1, 2)
+    comm.barrier()
