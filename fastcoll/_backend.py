@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _NOT_SET = -(2**31)  # NCCL's value for an unset number of its config
 
-__all__ = ["create", "create_device_engine", "create_gloo"]
+__all__ = ["create", "create_device_engine", "create_gloo", "create_without_group"]
 
 
 def create_gloo() -> Callable[[Store, int, int, timedelta], Backend]:
@@ -134,6 +134,20 @@ def create(
         dist_backend_opts.group_size,
         options,
     )
+
+
+def create_without_group(
+    store: Store, rank: int, size: int, timeout: timedelta | None = None
+) -> C.ProcessGroupFastcoll:
+    """Creates a backend that a program has made as torch's ``ProcessGroupGloo``, with the same arguments."""
+    _look_at_variables()
+    _set_variables()
+    options = C.Options()
+    if timeout is not None:
+        options.timeout = timeout
+    options.tuning = tuning.load().table
+    options.group_name = "ProcessGroupGloo"
+    return C.ProcessGroupFastcoll(store, rank, size, options)
 
 
 def _own_options(given: object, group: str) -> C.Options | None:

@@ -7,8 +7,9 @@ no argument for it. These settings are read when torch is imported, so no line o
     FASTCOLL_REPLACE=gloo torchrun ... script.py     # a program that names gloo gets fastcoll
 
 Both change one part of torch: the class ``torch.distributed.Backend``, which maps every backend name, and its default
-backends. Backends made without a name stay as they are: ``dist.ProcessGroupGloo(...)``, fastcoll's own Gloo between
-hosts, and the Gloo of torch's RPC.
+backends. Some frameworks make the backend of a group themselves, as ``dist.ProcessGroupGloo(store, rank, size)``. With
+gloo replaced they get fastcoll's. Gloo stays where torch itself makes such a backend, as for RPC, and where options of
+Gloo are given, as by fastcoll between hosts.
 
 For such a group ``dist.get_backend()`` returns "fastcoll", which is equal to "gloo" too (``ServedName``). So code that
 compares the name goes on as with gloo. With another name, Ignite would leave a model without DDP, with no warning, and
@@ -21,6 +22,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -97,6 +99,8 @@ def replace(backends: str | Iterable[str] = ("gloo",)) -> None:
     register()
     _replaced.update(chosen)
     _serve_names()
+    if "gloo" in chosen:
+        _serve_class()
 
 
 def replaced() -> tuple[str, ...]:
@@ -153,6 +157,35 @@ def _serve_names() -> None:
 
     new.of_fastcoll = True  # type: ignore[attr-defined]
     dist.Backend.__new__ = staticmethod(new)  # type: ignore[method-assign]
+
+
+def _serve_class() -> None:
+    """Puts a class into the place of torch's ``ProcessGroupGloo``, once, that makes backends of fastcoll."""
+    if not dist.is_gloo_available() or hasattr(dist.ProcessGroupGloo, "of_fastcoll"):
+        return
+    torchs: Any = dist.ProcessGroupGloo
+
+    class Meta(type(torchs)):  # type: ignore[misc]
+        def __call__(cls, *arguments: Any, **named: Any) -> Any:
+            given = dict(zip(("store", "rank", "size", "timeout"), arguments, strict=False)) | named
+            timeout = given.get("timeout")
+            plain = given.keys() <= {"store", "rank", "size", "timeout"}
+            plain = plain and isinstance(timeout, timedelta | None) and len(arguments) <= 4
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if not plain or caller.partition(".")[0] == "torch":
+                return torchs(*arguments, **named)
+            from fastcoll._backend import create_without_group
+
+            _tell(["gloo"])
+            return create_without_group(**given)
+
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, torchs)
+
+    body = {"of_fastcoll": True, "__doc__": torchs.__doc__, "__module__": torchs.__module__}
+    served = Meta(torchs.__name__, (torchs,), body)
+    for module in (dist, dist.distributed_c10d):
+        module.ProcessGroupGloo = served  # type: ignore[misc]
 
 
 def _served(name: str) -> str:

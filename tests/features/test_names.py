@@ -57,19 +57,62 @@ def test_who_names_gloo_is_served_and_told_once(run):
             dist.all_reduce(x, group=group)
         print(x.tolist())
         dist.monitored_barrier()  # torch keeps it to the name
-        # What is made without a name stays Gloo.
+        # What is made with options of Gloo stays Gloo.
+        Gloo = dist.ProcessGroupGloo
         store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
-        own = dist.ProcessGroupGloo(store, dist.get_rank(), 2)
+        options = Gloo._Options()
+        options._devices = [Gloo.create_default_device()]
+        own = Gloo(store, dist.get_rank(), 2, options)
         x = torch.ones(2)
         own.allreduce([x]).wait()
-        print(own.name(), x.tolist())
+        print(own.name(), x.tolist(), isinstance(own, Gloo))
         """,
         FASTCOLL_REPLACE="gloo",
     )
-    assert lines[:3] == ["fastcoll True True", "[8.0, 8.0, 8.0]", "gloo [2.0, 2.0]"]
+    assert lines[:3] == ["fastcoll True True", "[8.0, 8.0, 8.0]", "gloo [2.0, 2.0] True"]
     assert [line.split(" ", 1)[1] for line in lines[3:]] == [
         "[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm"
     ] * 2 + ["[('cpu', 'fastcoll')] shm"]
+    assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
+
+
+def test_who_makes_a_group_by_class_is_served_and_told(run):
+    """As frameworks for serving make groups for their control plane, beside the default group or without one."""
+    lines, errors = run(
+        """
+        from datetime import timedelta
+        from torch.distributed import PrefixStore, ProcessGroup, TCPStore
+        from torch.distributed.distributed_c10d import ProcessGroupGloo
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo")
+        store = PrefixStore("control", dist.distributed_c10d._get_default_store())
+        group = ProcessGroup(store, rank, 2)
+        backend = ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=40))
+        group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        backend._set_sequence_number_for_group()
+        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+        x = torch.full((3,), rank + 1.0)
+        group.allreduce([x]).wait()
+        group.barrier().wait()
+        if rank == 0:
+            group.send([x], 1, 5).wait()
+        else:
+            y = torch.empty(3)
+            group.recv([y], 0, 5).wait()
+            assert y.tolist() == [3.0] * 3
+        print(backend.name(), x.tolist(), backend.options.timeout.seconds, backend.transport())
+        by_place = ProcessGroupGloo(PrefixStore("2", store), rank, 2, timedelta(seconds=50))
+        print(by_place.name(), by_place.options.timeout.seconds)
+        try:
+            ProcessGroupGloo(store, 3, 2)
+        except ValueError as error:
+            print(error)
+        group.shutdown()
+        """,
+        FASTCOLL_REPLACE="gloo",
+    )
+    assert lines[:2] == ["fastcoll [3.0, 3.0, 3.0] 40 shm", "fastcoll 50"]
+    assert "expected a rank from 0" in lines[2] and "'ProcessGroupGloo'" in lines[2]
     assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
 
 
