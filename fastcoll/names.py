@@ -185,7 +185,7 @@ def _serve_class() -> None:
     body = {"of_fastcoll": True, "__doc__": torchs.__doc__, "__module__": torchs.__module__}
     served = Meta(torchs.__name__, (torchs,), body)
     for module in (dist, dist.distributed_c10d):
-        module.ProcessGroupGloo = served  # type: ignore[misc]
+        setattr(module, torchs.__name__, served)
 
 
 def _served(name: str) -> str:

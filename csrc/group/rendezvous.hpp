@@ -60,8 +60,8 @@ struct GroupRecord {
   char bootId[40];
   char hostId[64];  // FASTCOLL_HOST_ID, or ""
   char host[64];
-  char version[32];
   char network[16];
+  char version[32];
 };
 
 /// Hash of torchrun's run id and restart count, 0 outside torchrun.
