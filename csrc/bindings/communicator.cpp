@@ -190,7 +190,12 @@ PyObject* newCommunicator(PyTypeObject* type, PyObject* arguments, PyObject* key
     if (PyTuple_GET_SIZE(arguments) != 1 || keywords != nullptr) {
       throw py::type_error("fastcoll.Communicator: expected one argument, a backend of fastcoll");
     }
-    const auto group = py::cast<Group>(py::handle(PyTuple_GET_ITEM(arguments, 0)));
+    const py::handle backend(PyTuple_GET_ITEM(arguments, 0));
+    if (!py::isinstance<ProcessGroupFastcoll>(backend)) {
+      throw py::type_error(concat("fastcoll.Communicator: expected a backend of fastcoll, got ",
+                                  Py_TYPE(backend.ptr())->tp_name));
+    }
+    const auto group = py::cast<Group>(backend);
     PyObject* const self = type->tp_alloc(type, 0);
     if (self == nullptr) return nullptr;
     reinterpret_cast<CommunicatorObject*>(self)->member = new Member(group);

@@ -21,9 +21,11 @@ namespace py = pybind11;
 
 /// The arguments of a call by position, wherever they were named. Those left out are nullptr.
 template <std::size_t N>
-struct Arguments {
+class Arguments {
+ public:
   Arguments(const char* call, const std::array<const char*, N>& names, std::size_t required,
-            PyObject* const* given, Py_ssize_t positional, PyObject* keywords) {
+            PyObject* const* given, Py_ssize_t positional, PyObject* keywords)
+      : call_(call), names_(names) {
     if (static_cast<std::size_t>(positional) > N) {
       throw py::type_error(
           concat("fastcoll.", call, ": expected ", N, " arguments at most, got ", positional));
@@ -50,7 +52,31 @@ struct Arguments {
 
   PyObject* operator[](std::size_t at) const { return values[at]; }
 
+  /// Returns the argument as a C++ type; `kind` names it in the error.
+  template <typename T>
+  T as(std::size_t at, const char* kind) const {
+    try {
+      return py::cast<T>(py::handle(values[at]));
+    } catch (const py::cast_error&) {
+      throw py::type_error(concat("fastcoll.", call_, ": expected ", kind, " for '", names_[at],
+                                  "', got ", Py_TYPE(values[at])->tp_name, " ",
+                                  py::cast<std::string>(py::repr(values[at]))));
+    }
+  }
+  int integer(std::size_t at) const { return as<int>(at, "an integer of 32 bits"); }
+  int integerOr(std::size_t at, int fallback) const {
+    return values[at] == nullptr ? fallback : integer(at);
+  }
+  std::vector<std::int64_t> splits(std::size_t at) const {
+    if (values[at] == nullptr || values[at] == Py_None) return {};
+    return as<std::vector<std::int64_t>>(at, "a list of integers");
+  }
+
   std::array<PyObject*, N> values{};
+
+ private:
+  const char* const call_;
+  const std::array<const char*, N>& names_;
 };
 
 inline at::Tensor tensorOf(PyObject* value) {
@@ -83,7 +109,9 @@ inline Parts partsOf(PyObject* value, bool optional = false) {
 }
 
 /// The operations that torch.distributed.ReduceOp has as objects, found by identity.
-inline c10d::ReduceOp opOf(PyObject* value) {
+template <std::size_t N>
+c10d::ReduceOp opOf(const Arguments<N>& arguments, std::size_t at) {
+  PyObject* const value = arguments[at];
   using Known = std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>;
   static const auto* const known = [] {
     auto* all = new Known;
@@ -99,16 +127,7 @@ inline c10d::ReduceOp opOf(PyObject* value) {
   for (const auto& [object, type] : *known) {
     if (object == value) return type;
   }
-  return py::cast<c10d::ReduceOp>(py::handle(value));
-}
-
-inline int rankOf(PyObject* value) {
-  return py::cast<int>(py::handle(value));
-}
-
-inline std::vector<std::int64_t> splitsOf(PyObject* value) {
-  if (value == nullptr || value == Py_None) return {};
-  return py::cast<std::vector<std::int64_t>>(py::handle(value));
+  return arguments.template as<c10d::ReduceOp>(at, "an operation of torch.distributed.ReduceOp");
 }
 
 /// A list of lists, as c10d takes the parts of one rank.
@@ -129,7 +148,7 @@ struct AllReduce {
   static constexpr auto kName = "all_reduce";
   static constexpr std::array kArguments{"tensor", "op"};
   static constexpr std::size_t kRequired = 1;
-  explicit AllReduce(const Arguments<2>& a) : tensors{tensorOf(a[0])}, op(opOf(a[1])) {}
+  explicit AllReduce(const Arguments<2>& a) : tensors{tensorOf(a[0])}, op(opOf(a, 1)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     c10d::AllreduceOptions options;
     options.reduceOp = op;
@@ -145,7 +164,7 @@ struct Reduce {
   static constexpr std::array kArguments{"tensor", "dst", "op"};
   static constexpr std::size_t kRequired = 2;
   explicit Reduce(const Arguments<3>& a)
-      : tensors{tensorOf(a[0])}, root(rankOf(a[1])), op(opOf(a[2])) {}
+      : tensors{tensorOf(a[0])}, root(a.integer(1)), op(opOf(a, 2)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     c10d::ReduceOptions options;
     options.reduceOp = op;
@@ -162,7 +181,7 @@ struct Broadcast {
   static constexpr auto kName = "broadcast";
   static constexpr std::array kArguments{"tensor", "src"};
   static constexpr std::size_t kRequired = 2;
-  explicit Broadcast(const Arguments<2>& a) : tensors{tensorOf(a[0])}, root(rankOf(a[1])) {}
+  explicit Broadcast(const Arguments<2>& a) : tensors{tensorOf(a[0])}, root(a.integer(1)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -197,7 +216,7 @@ struct ReduceScatter {
   static constexpr std::array kArguments{"output", "input", "op"};
   static constexpr std::size_t kRequired = 2;
   explicit ReduceScatter(const Arguments<3>& a)
-      : output{tensorOf(a[0])}, input(partsOf(a[1])), op(opOf(a[2])) {}
+      : output{tensorOf(a[0])}, input(partsOf(a[1])), op(opOf(a, 2)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     c10d::ReduceScatterOptions options;
     options.reduceOp = op;
@@ -221,8 +240,8 @@ struct AllToAll {
   explicit AllToAll(const Arguments<4>& a)
       : output(partsOf(a[0])),
         input(partsOf(a[1])),
-        outputSplits(splitsOf(a[2])),
-        inputSplits(splitsOf(a[3])) {
+        outputSplits(a.splits(2)),
+        inputSplits(a.splits(3)) {
     if (output.list != input.list) {
       throw py::type_error(
           "fastcoll.all_to_all: expected two tensors or two lists of tensors, got one of each");
@@ -247,7 +266,7 @@ struct Gather {
   static constexpr std::array kArguments{"output", "input", "dst"};
   static constexpr std::size_t kRequired = 3;
   explicit Gather(const Arguments<3>& a)
-      : output(partsOf(a[0], true)), input{tensorOf(a[1])}, root(rankOf(a[2])) {}
+      : output(partsOf(a[0], true)), input{tensorOf(a[1])}, root(a.integer(2)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     c10d::GatherOptions options;
     options.rootRank = root;
@@ -269,7 +288,7 @@ struct Scatter {
   static constexpr std::array kArguments{"output", "input", "src"};
   static constexpr std::size_t kRequired = 3;
   explicit Scatter(const Arguments<3>& a)
-      : output{tensorOf(a[0])}, input(partsOf(a[1], true)), root(rankOf(a[2])) {}
+      : output{tensorOf(a[0])}, input(partsOf(a[1], true)), root(a.integer(2)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     c10d::ScatterOptions options;
     options.rootRank = root;
@@ -302,7 +321,7 @@ struct Send {
   static constexpr std::array kArguments{"tensor", "dst", "tag"};
   static constexpr std::size_t kRequired = 2;
   explicit Send(const Arguments<3>& a)
-      : tensors{tensorOf(a[0])}, peer(rankOf(a[1])), tag(a[2] == nullptr ? 0 : rankOf(a[2])) {}
+      : tensors{tensorOf(a[0])}, peer(a.integer(1)), tag(a.integerOr(2, 0)) {}
   WorkRef issue(ProcessGroupFastcoll& group) { return group.send(tensors, peer, tag); }
   Tensors tensors;
   int peer;
@@ -314,7 +333,7 @@ struct Recv {
   static constexpr std::array kArguments{"tensor", "src", "tag"};
   static constexpr std::size_t kRequired = 2;
   explicit Recv(const Arguments<3>& a)
-      : tensors{tensorOf(a[0])}, peer(rankOf(a[1])), tag(a[2] == nullptr ? 0 : rankOf(a[2])) {}
+      : tensors{tensorOf(a[0])}, peer(a.integer(1)), tag(a.integerOr(2, 0)) {}
   WorkRef issue(ProcessGroupFastcoll& group) { return group.recv(tensors, peer, tag); }
   Tensors tensors;
   int peer;
@@ -329,9 +348,9 @@ struct SendRecv {
   explicit SendRecv(const Arguments<5>& a)
       : sent{tensorOf(a[0])},
         received{tensorOf(a[2])},
-        target(rankOf(a[1])),
-        source(rankOf(a[3])),
-        tag(a[4] == nullptr ? 0 : rankOf(a[4])) {}
+        target(a.integer(1)),
+        source(a.integer(3)),
+        tag(a.integerOr(4, 0)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
     WorkRef sending = group.send(sent, target, tag);
     if (const WorkRef receiving = group.recv(received, source, tag)) receiving->wait();
