@@ -175,12 +175,29 @@ def as_tensor(value: Any) -> Tensor:
 # --- objects -------------------------------------------------------------------------------------
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles with long tensors out of band. Plain pickles of tensors do not keep their shared memory either."""
+
+    def reducer_override(self, value: Any) -> Any:
+        plain = type(value) is Tensor and value.is_cpu and value.layout == torch.strided
+        if not plain or value.nbytes < LONG or not value.is_contiguous() or value.requires_grad:
+            return NotImplemented
+        if value.is_quantized or value.is_conj() or value.is_neg() or value.__dict__:
+            return NotImplemented
+        memory = value.view(-1).view(torch.uint8).numpy()
+        return _tensor_of, (pickle.PickleBuffer(memory), value.dtype, value.shape)
+
+
+def _tensor_of(memory: Any, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
 def _parts_of(value: Any) -> list[Any]:
     """Returns the pickle and the buffers of an object, or the error of its pickling."""
     buffers: list[pickle.PickleBuffer] = []
     content = io.BytesIO()
     try:
-        pickle.Pickler(content, 5, buffer_callback=buffers.append).dump(value)
+        _Pickler(content, 5, buffer_callback=buffers.append).dump(value)
         return [content.getbuffer(), *(buffer.raw() for buffer in buffers)]
     except Exception as error:
         return [error]

@@ -91,8 +91,36 @@ def test_arrays_that_arrive_can_be_written_and_are_the_receivers_own():
             assert first.tolist() == [5.0] * size and again.tolist() == [1.0] * size
     strided = np.arange(40_000.0)[::2]
     assert comm.broadcast_object(strided, 0).tolist() == np.arange(0.0, 40_000.0, 2.0).tolist()
-    tensor = comm.broadcast_object(torch.arange(100_000), 0)
-    assert torch.equal(tensor, torch.arange(100_000))
+
+
+@on_ranks(2)
+def test_tensors():
+    comm = fastcoll.communicator()
+    whole = torch.arange(100_000.0).view(250, 400)
+    tied = torch.nn.Linear(300, 300)
+    tensors = [
+        *(whole, whole.half(), whole > 5, whole.to(torch.complex64), whole.bfloat16()),
+        *(whole.t(), whole[:, ::2], whole[:0], whole.to_sparse(), torch.tensor(3.0)),
+        *(
+            whole.to(torch.complex64).conj(),
+            torch.nn.Parameter(whole),
+            whole.clone().requires_grad_(),
+        ),
+    ]
+    for tensor in tensors:
+        found = comm.broadcast_object(tensor if comm.rank == 0 else None, 0)
+        assert type(found) is type(tensor) and found.requires_grad == tensor.requires_grad
+        assert (found.dtype, found.shape, found.layout) == (
+            tensor.dtype,
+            tensor.shape,
+            tensor.layout,
+        )
+        assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense())
+    state = comm.broadcast_object(tied.state_dict() if comm.rank == 0 else None, 0)
+    if comm.rank == 1:
+        state["weight"] += 1.0  # memory of its own, which can be written
+    found = comm.all_gather_object({"w": whole[:200].clone(), "rank": comm.rank})
+    assert [torch.equal(one["w"], whole[:200]) for one in found] == [True, True]
 
 
 class Unpicklable:
