@@ -156,6 +156,22 @@ MUTANTS = (
         ("tests/collectives/test_coalescing.py", "tests/collectives/test_fused_all_reduce.py"),
     ),
     Mutant(
+        "plan_of_memory_that_was_left",
+        "communicator",
+        "csrc/calls/launching.cpp",
+        "if (place.tensor.const_data_ptr() == place.address && place.tensor.nbytes() == place.bytes) {",
+        "if (place.tensor.defined()) {",
+        ("tests/collectives/test_communicator.py",),
+    ),
+    Mutant(
+        "plan_on_two_threads",
+        "communicator",
+        "csrc/bindings/communicator.cpp",
+        "if (plan.runs.exchange(true)) {",
+        "if (plan.runs.exchange(false)) {",
+        ("tests/collectives/test_communicator.py",),
+    ),
+    Mutant(
         "option_wins_over_the_variable",
         "environment",
         "csrc/base/settings.cpp",

@@ -113,7 +113,13 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
     const WithoutGil nogil;
     const Group group = plan.member.group(plan.call);
     if (plan.prepared != nullptr && !at::hasCallbacks()) {  // a profiler wants a work
-      group->run(*plan.prepared);
+      try {
+        group->run(*plan.prepared);
+      } catch (...) {
+        // After an interrupt it may still be queued, so it cannot run again.
+        plan.prepared = nullptr;
+        throw;
+      }
     } else if (const WorkRef work = plan.issue(*group)) {
       work->wait();
     }
