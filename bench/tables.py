@@ -128,6 +128,19 @@ def _communicator() -> list[str]:
     return [*markdown(" | ".join(titles), rows, 2), *_source(name, record)]
 
 
+def _objects() -> list[str]:
+    name = "objects_cpu_2ranks.jsonl"
+    record = _record(name)
+    rows = []
+    for case in record["cases"]:
+        times = medians(case)
+        by = [times[one] for one in ("gloo", "fastcoll", "fastcoll-direct")]
+        row = [case["collective"], case["object"], *(f"{each:.1f}" for each in by)]
+        rows.append([*row, times_text(by[0] / by[2])])
+    head = "call | object | gloo, us | dist, us | communicator, us | gloo / communicator"
+    return [*markdown(head, rows, 2), *_source(name, record)]
+
+
 # Rows of the page; the record has more.
 _KERNELS = re.compile(
     r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 ranks 256 MiB \S+"
@@ -316,7 +329,7 @@ def _picture(name: str) -> list[str]:
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"frameworks": _frameworks, "fault": _fault},
     "docs/guides/frameworks.md": {"clients": _clients},
-    "docs/guides/microseconds.md": {"communicator": _communicator},
+    "docs/guides/microseconds.md": {"communicator": _communicator, "objects": _objects},
     "docs/reference/environment.md": {"variables": _variables},
     "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
     "docs/benchmarks/one-host.md": {

@@ -72,7 +72,11 @@ void ProcessGroupFastcoll::release_resources() {
   endTrace();
   device_.reset();
   engine_->shutdown();
-  engine_.reset();  // its memory and threads, which must not wait for the last weak reference
+  // Memory, threads and sockets must not wait for the last weak reference.
+  engine_.reset();
+  abortHooks_->clear();
+  lastMerge_.reset();
+  store_.reset();
   if (live().empty()) SharedAllocator::trim();
 }
 

@@ -151,7 +151,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// Calls `call`, which makes one collective. A collective of CPU tensors is checked but not run,
   /// and is returned; for others nullptr.
   std::shared_ptr<Prepared> prepare(const std::function<void()>& call);
-  /// Runs it, like the call that it was prepared from. From one thread at a time.
+  /// Whether run() may repeat it now; else the call must be made anew. Throws if a tensor has left
+  /// its memory.
+  bool canRun(const Prepared& prepared) const;
+  /// Runs it, like the call that it was prepared from. From one thread at a time. After an
+  /// exception it may still be queued, so it cannot run again.
   void run(Prepared& prepared);
 
   // --- barriers (calls/barriers.cpp)
@@ -162,6 +166,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef send(Tensors& tensors, int destination, int tag) override;
   WorkRef recv(Tensors& tensors, int source, int tag) override;
   WorkRef recvAnysource(Tensors& tensors, int tag) override;
+  /// Sends to one rank while it receives from another; returns when the message is received.
+  WorkRef sendrecv(Tensors& sent, int target, Tensors& received, int source, int tag);
   void startCoalescing() override;
   WorkRef endCoalescing() override;
 

@@ -483,7 +483,7 @@ class Communicator:
     def reduce_scatter(
         self, output: _Array, input: _Parts, op: ReduceOp | ReduceOp.RedOpType = ...
     ) -> None:
-        """Reduces the inputs over all ranks, of which each rank gets its part."""
+        """Reduces the inputs over all ranks. Each rank gets its part."""
     def reduce_scatter_plan(
         self, output: _Array, input: _Parts, op: ReduceOp | ReduceOp.RedOpType = ...
     ) -> CommunicatorPlan:

@@ -11,13 +11,13 @@ buffers follows, and then each long buffer, from the sender's memory into new me
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 import struct
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.utils.dlpack import from_dlpack
@@ -68,13 +68,14 @@ class Communicator(C.Communicator):
             TypeError, pickle.PicklingError: Rank ``src`` cannot pickle the object; all ranks raise.
         """
         sends = self.rank == src
-        parts = _parts_of(value) if sends else []
         block = self._block()
-        if sends:
-            _write(block.memory, parts)
+        own = _Parts(value) if sends else None
+        if own is not None:
+            own.write(block.memory)
         self.broadcast(block.tensor, src)
-        found = self._receive(memoryview(block.memory), parts, src)
+        parts = self._exchange(memoryview(block.memory), own, src)
         self._blocks.append(block)
+        found = _loads(parts)
         return value if sends else found
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -83,62 +84,57 @@ class Communicator(C.Communicator):
         Raises:
             TypeError, pickle.PicklingError: A rank cannot pickle its object; all ranks raise.
         """
-        parts = _parts_of(value)
         block, blocks = self._block(), _Block(self.size * BLOCK)
-        _write(block.memory, parts)
+        own = _Parts(value)
+        own.write(block.memory)
         self.all_gather(blocks.tensor, block.tensor)
         self._blocks.append(block)
         content = memoryview(blocks.memory)
-        found, failed = [], None
-        for rank in range(self.size):
-            try:
-                found.append(self._receive(content[rank * BLOCK :][:BLOCK], parts, rank))
-            except Exception as error:
-                if isinstance(error, dist.DistError):
-                    raise
-                failed = failed or error  # all ranks take part in what follows
-        if failed is not None:
-            raise failed
+        parts = [
+            self._exchange(
+                content[rank * BLOCK :][:BLOCK], own if rank == self.rank else None, rank
+            )
+            for rank in range(self.size)
+        ]
+        found = [_loads(each) for each in parts]
         found[self.rank] = value
         return found
 
     def _block(self) -> _Block:
-        """Lends a block, of which each thread has another one."""
+        """Lends a block. Each thread gets its own."""
         try:
             return self._blocks.pop()
         except IndexError:
             return _Block(BLOCK)
 
-    def _receive(self, content: memoryview, parts: list[Any], src: int) -> Any:
-        """Completes the exchange of a rank's object, and returns it; on that rank None."""
-        sends = self.rank == src
+    def _exchange(self, content: memoryview, own: _Parts | None, src: int) -> list[Any]:
+        """Completes the exchange of a rank's object, and returns its parts, or its error; on that rank none."""
         count, length = _COUNTS.unpack_from(content)
         if count < 0:
-            raise pickle.loads(content[_COUNTS.size : _COUNTS.size - count])
+            return [pickle.loads(content[_COUNTS.size : _COUNTS.size - count])]
         if _COUNTS.size + length <= BLOCK:
             stream = content[_COUNTS.size : _COUNTS.size + length]
         else:
-            memory = _stream_of(parts) if sends else bytearray(length)
+            memory = bytearray(length) if own is None else own.stream
             self.broadcast(torch.frombuffer(memory, dtype=torch.uint8), src)
             stream = memoryview(memory)
-        sizes = struct.unpack_from(f"<{count}q", stream)
-        place, found = 8 * count, []
-        for index, size in enumerate(sizes):
+        place, parts = 8 * count, []
+        for index, size in enumerate(struct.unpack_from(f"<{count}q", stream)):
             if size >= LONG:
-                long = parts[index] if sends else bytearray(size)
-                self.broadcast(_bytes_of(long), src)
-                found.append(long)
+                long = torch.empty(size, dtype=torch.uint8) if own is None else own.long[index]
+                self.broadcast(long, src)
+                parts.append(_memory_of(long))
             else:
-                found.append(bytearray(stream[place : place + size]))
+                parts.append(bytearray(stream[place : place + size]))
                 place += size
-        return None if sends else pickle.loads(found[0], buffers=found[1:])
+        return parts if own is None else []
 
 
 def communicator(group: ProcessGroup | None = None) -> Communicator:
     """Returns the calls of a group for tensors, numpy arrays, and CPU arrays with ``__dlpack__``.
 
     Args:
-        group: A group that fastcoll serves, of which this rank is a member. None: the default group.
+        group: A group that fastcoll serves and that has this rank. None: the default group.
 
     Returns:
         A communicator. It does not keep the group alive: calls after ``destroy_process_group`` raise.
@@ -184,58 +180,76 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if value.is_quantized or value.is_conj() or value.is_neg() or value.__dict__:
             return NotImplemented
-        memory = value.view(-1).view(torch.uint8).numpy()
-        return _tensor_of, (pickle.PickleBuffer(memory), value.dtype, value.shape)
+        return _tensor_of, (pickle.PickleBuffer(_memory_of(value)), value.dtype, value.shape)
+
+
+def _memory_of(tensor: Tensor) -> Any:
+    """Returns the memory of a contiguous tensor as a buffer that keeps it alive. numpy would fix the tensor's size."""
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]
+    return memory
 
 
 def _tensor_of(memory: Any, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+    tensor: Tensor = memory.tensor
+    return tensor.view(dtype).view(shape)
 
 
-def _parts_of(value: Any) -> list[Any]:
-    """Returns the pickle and the buffers of an object, or the error of its pickling."""
-    buffers: list[pickle.PickleBuffer] = []
-    content = io.BytesIO()
-    try:
-        _Pickler(content, 5, buffer_callback=buffers.append).dump(value)
-        return [content.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    except Exception as error:
-        return [error]
+class _Parts:
+    """The pickle and the buffers of an object, or the error of its pickling, ready to be sent.
+
+    Attributes:
+        sizes: Bytes of each part.
+        stream: The sizes, and the short parts.
+        long: The long parts, by number.
+        error: The pickle of the error; empty if there is none.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.stream, self.error = bytearray(), b""
+        self.long: dict[int, Tensor] = {}
+        content, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+        try:
+            _Pickler(content, 5, buffer_callback=buffers.append).dump(value)
+            parts = [content.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        except Exception as error:
+            self.error = _portable(error)
+            return
+        self.sizes = [len(part) for part in parts]
+        self.stream += struct.pack(f"<{len(parts)}q", *self.sizes)
+        for index, part in enumerate(parts):
+            if len(part) < LONG:
+                self.stream += part
+                continue
+            writable = bytearray(part) if part.readonly else part
+            self.long[index] = torch.frombuffer(writable, dtype=torch.uint8)
+
+    def write(self, content: bytearray) -> None:
+        """Writes into a block what the other ranks need first: the counts, and the stream if it fits."""
+        if self.error:
+            _COUNTS.pack_into(content, 0, -len(self.error), 0)
+            content[_COUNTS.size : _COUNTS.size + len(self.error)] = self.error
+            return
+        _COUNTS.pack_into(content, 0, len(self.sizes), len(self.stream))
+        if _COUNTS.size + len(self.stream) <= BLOCK:
+            content[_COUNTS.size : _COUNTS.size + len(self.stream)] = self.stream
 
 
-def _bytes_of(memory: Any) -> Tensor:
-    """Returns the bytes of a part as a tensor, which is only read if the part is read-only."""
-    view = memoryview(memory)
-    if view.readonly:
-        return torch.frombuffer(bytearray(view), dtype=torch.uint8)
-    return torch.frombuffer(view, dtype=torch.uint8)
-
-
-def _stream_of(parts: list[Any]) -> bytearray:
-    """Returns the sizes of the parts, and the short parts."""
-    sizes = [len(part) for part in parts]
-    stream = bytearray(struct.pack(f"<{len(parts)}q", *sizes))
-    for part, size in zip(parts, sizes, strict=True):
-        if size < LONG:
-            stream += part
-    return stream
-
-
-def _write(content: bytearray, parts: list[Any]) -> None:
-    """Writes what a rank has for the others into its block: the sizes, and as much as fits."""
+def _loads(parts: list[Any]) -> Any:
+    """Returns the object of the parts, or raises the error in their place; None if there are none."""
+    if not parts:
+        return None
     if isinstance(parts[0], Exception):
-        error = _portable(parts[0])
-        _COUNTS.pack_into(content, 0, -len(error), 0)
-        content[_COUNTS.size : _COUNTS.size + len(error)] = error
-        return
-    length = 8 * len(parts) + sum(len(part) for part in parts if len(part) < LONG)
-    _COUNTS.pack_into(content, 0, len(parts), length)
-    if _COUNTS.size + length <= BLOCK:
-        content[_COUNTS.size : _COUNTS.size + length] = _stream_of(parts)
+        raise parts[0]
+    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def _portable(error: Exception) -> bytes:
     """Returns the pickle of an error of the same kind that fits into a block; another kind becomes a TypeError."""
     kind = type(error) if type(error) in (TypeError, ValueError, AttributeError) else TypeError
     kind = pickle.PicklingError if isinstance(error, pickle.PicklingError) else kind
-    return pickle.dumps(kind(f"an object cannot be pickled: {error}"[: BLOCK // 4]))
+    try:
+        text = str(error)
+    except Exception:
+        text = type(error).__name__
+    return pickle.dumps(kind(f"an object cannot be pickled: {text}"[: BLOCK // 4]))

@@ -167,6 +167,8 @@ def _serve_class() -> None:
 
     class Meta(type(torchs)):  # type: ignore[misc]
         def __call__(cls, *arguments: Any, **named: Any) -> Any:
+            if cls is not served:  # a subclass of the program
+                return super().__call__(*arguments, **named)
             given = dict(zip(("store", "rank", "size", "timeout"), arguments, strict=False)) | named
             timeout = given.get("timeout")
             plain = given.keys() <= {"store", "rank", "size", "timeout"}
@@ -180,12 +182,21 @@ def _serve_class() -> None:
             return create_without_group(**given)
 
         def __instancecheck__(cls, value: object) -> bool:
-            return isinstance(value, torchs)
+            if cls is not served:
+                return bool(super().__instancecheck__(value))
+            return isinstance(value, torchs) or _made_by_class(value)
 
     body = {"of_fastcoll": True, "__doc__": torchs.__doc__, "__module__": torchs.__module__}
     served = Meta(torchs.__name__, (torchs,), body)
     for module in (dist, dist.distributed_c10d):
         setattr(module, torchs.__name__, served)
+
+
+def _made_by_class(value: object) -> bool:
+    """Whether a backend of fastcoll was made as torch's ``ProcessGroupGloo``, for code of torch that asks for it."""
+    if type(value).__name__ != "ProcessGroupFastcoll":
+        return False
+    return bool(value.options.group_name == "ProcessGroupGloo")  # type: ignore[attr-defined]
 
 
 def _served(name: str) -> str:

@@ -87,7 +87,7 @@ class Case:
         seed: seed of the inputs.
         device: device of the tensors.
         exact: whether results on CPU have the oracle's bits, but for products of complex numbers.
-        door: who makes the call: "dist", "direct" (fastcoll.communicator), or "plan", which makes it twice.
+        door: the way to call: by "dist", "direct" by fastcoll.communicator, or by a "plan", which makes it twice.
     """
 
     collective: str

@@ -1,4 +1,4 @@
-"""Writes into fastcoll/_C.pyi what settings.def and tuning.def say of the fields of Options and Tuning.
+"""Writes the fields of Options and Tuning into fastcoll/_C.pyi, from settings.def and tuning.def.
 
     python tests/stub.py [--check]
 

@@ -34,7 +34,7 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-/// A group, of which a communicator and its plans keep no memory or thread once it has ended.
+/// A group. Communicators and plans of an ended group keep no memory or thread of it.
 struct Member {
   explicit Member(const Group& group)
       : weak(group), name(group->name()), rank(group->getRank()), size(group->getSize()) {}
@@ -110,18 +110,19 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
           "fastcoll.CommunicatorPlan: it runs on another thread. Make a plan for each.");
     }
     const std::shared_ptr<void> ends(nullptr, [&plan](void*) { plan.runs = false; });
-    const WithoutGil nogil;
-    const Group group = plan.member.group(plan.call);
-    if (plan.prepared != nullptr && !at::hasCallbacks()) {  // a profiler wants a work
-      try {
-        group->run(*plan.prepared);
-      } catch (...) {
-        // After an interrupt it may still be queued, so it cannot run again.
-        plan.prepared = nullptr;
-        throw;
+    {
+      const WithoutGil nogil;
+      const Group group = plan.member.group(plan.call);
+      if (plan.prepared != nullptr && group->canRun(*plan.prepared)) {
+        try {
+          group->run(*plan.prepared);
+        } catch (...) {
+          plan.prepared = nullptr;
+          throw;
+        }
+      } else if (const WorkRef work = plan.issue(*group)) {
+        work->wait();
       }
-    } else if (const WorkRef work = plan.issue(*group)) {
-      work->wait();
     }
     Py_RETURN_NONE;
   });
@@ -156,9 +157,11 @@ template <class Call>
 PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
     Call call = parsed<Call>(given, count, keywords);
-    const WithoutGil nogil;
-    const Group group = memberOf(self).group(Call::kName);
-    if (const WorkRef work = call.issue(*group)) work->wait();
+    {
+      const WithoutGil nogil;
+      const Group group = memberOf(self).group(Call::kName);
+      if (const WorkRef work = call.issue(*group)) work->wait();
+    }
     Py_RETURN_NONE;
   });
 }
@@ -292,6 +295,12 @@ namespace fastcoll {
 
 void bindCommunicator(py::module_& m) {
   using namespace direct;
+  const auto ops = py::module_::import("torch._C._distributed_c10d").attr("ReduceOp");
+  for (const char* name : {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}) {
+    py::object op = ops.attr("RedOpType").attr(name);
+    const auto type = py::cast<c10d::ReduceOp::RedOpType>(op);
+    knownOps().emplace_back(op.release().ptr(), type);
+  }
   m.attr("Communicator") = typeOf(communicatorSpec);
   const py::object plan = typeOf(planSpec);
   planType = reinterpret_cast<PyTypeObject*>(plan.ptr());

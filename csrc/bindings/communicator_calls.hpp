@@ -57,7 +57,7 @@ class Arguments {
   T as(std::size_t at, const char* kind) const {
     try {
       return py::cast<T>(py::handle(values[at]));
-    } catch (const py::cast_error&) {
+    } catch (const py::builtin_exception&) {
       throw py::type_error(concat("fastcoll.", call_, ": expected ", kind, " for '", names_[at],
                                   "', got ", Py_TYPE(values[at])->tp_name, " ",
                                   py::cast<std::string>(py::repr(values[at]))));
@@ -81,10 +81,8 @@ class Arguments {
 
 inline at::Tensor tensorOf(PyObject* value) {
   if (THPVariable_Check(value)) return THPVariable_Unpack(value);
-  // Leaked on purpose: the interpreter may be gone when static destructors run.
-  static auto* const convert =
-      new py::object(py::module_::import("fastcoll._communicator").attr("as_tensor"));
-  return py::cast<at::Tensor>((*convert)(py::handle(value)));
+  const auto convert = py::module_::import("fastcoll._communicator").attr("as_tensor");
+  return py::cast<at::Tensor>(convert(py::handle(value)));
 }
 
 /// One tensor, or a list with a tensor for each rank.
@@ -108,23 +106,18 @@ inline Parts partsOf(PyObject* value, bool optional = false) {
   return parts;
 }
 
-/// The operations that torch.distributed.ReduceOp has as objects, found by identity.
+/// The operations that ReduceOp has as objects, which are found by identity. Filled once, when the
+/// module is loaded, and never freed.
+inline std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>& knownOps() {
+  static auto* all = new std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>;
+  return *all;
+}
+
 template <std::size_t N>
 c10d::ReduceOp opOf(const Arguments<N>& arguments, std::size_t at) {
   PyObject* const value = arguments[at];
-  using Known = std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>;
-  static const auto* const known = [] {
-    auto* all = new Known;
-    const auto types = py::module_::import("torch.distributed").attr("ReduceOp").attr("RedOpType");
-    for (const char* name : {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}) {
-      py::object op = types.attr(name);
-      const auto type = py::cast<c10d::ReduceOp::RedOpType>(op);
-      all->emplace_back(op.release().ptr(), type);
-    }
-    return all;
-  }();
   if (value == nullptr) return c10d::ReduceOp::SUM;
-  for (const auto& [object, type] : *known) {
+  for (const auto& [object, type] : knownOps()) {
     if (object == value) return type;
   }
   return arguments.template as<c10d::ReduceOp>(at, "an operation of torch.distributed.ReduceOp");
@@ -352,9 +345,7 @@ struct SendRecv {
         source(a.integer(3)),
         tag(a.integerOr(4, 0)) {}
   WorkRef issue(ProcessGroupFastcoll& group) {
-    WorkRef sending = group.send(sent, target, tag);
-    if (const WorkRef receiving = group.recv(received, source, tag)) receiving->wait();
-    return sending;
+    return group.sendrecv(sent, target, received, source, tag);
   }
   Tensors sent;
   Tensors received;

@@ -80,11 +80,11 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
   return guarded(calls::AllToAllSingle, [&](const CallSite& site) {
     sameType(site, input, output);
     auto task = std::make_shared<TensorTask>(site, input);
-    // Clone a shared input: output pieces would overwrite input pieces that are not sent yet.
+    // Copy a shared input: output pieces would overwrite input pieces that are not sent yet.
     const bool shared = input.numel() > 0 && input.is_alias_of(output);
     Message wholeIn;
     Message wholeOut;
-    task->add(shared ? input.clone() : input, &wholeIn, nullptr);
+    task->add(input, &wholeIn, nullptr, shared);
     task->add(output, nullptr, &wholeOut);
     task->request.in = splitRows(site, input, inputSplits, "input", wholeIn);
     task->request.out = splitRows(site, output, outputSplits, "output", wholeOut);

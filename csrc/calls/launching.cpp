@@ -55,25 +55,32 @@ std::shared_ptr<ProcessGroupFastcoll::Prepared> ProcessGroupFastcoll::prepare(
   return prepared;
 }
 
-void ProcessGroupFastcoll::run(Prepared& prepared) {
-  TensorTask& task = *prepared.task;
+bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
   translated([&] {
     for (const auto& place : prepared.places) {
       if (place.tensor.const_data_ptr() == place.address && place.tensor.nbytes() == place.bytes) {
         continue;
       }
       throw Error(ErrorKind::Value,
-                  concat(task.site.prefix(),
+                  concat(prepared.task->site.prefix(),
                          "a tensor of the plan has left its memory (it was resized or set). Make "
                          "the plan anew."));
     }
-    const WorkTerms terms = termsOf(prepared.call.timeout);
-    task.request.timeout = terms.timeout;
-    prepared.draft.timeoutMillis = terms.timeout.count();
-    if (prepared.draft.group != 0) trace::describe(prepared.draft);
-    task.draft = prepared.draft.group == 0 ? nullptr : &prepared.draft;
-    engine_->runInline(prepared.task);
   });
+  if (at::hasCallbacks()) return false;  // a profiler wants a work
+  if (prepared.task->request.collective != Collective::Barrier) return true;
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  return !lastDevice_ && !bound_;  // else it waits for a stream
+}
+
+void ProcessGroupFastcoll::run(Prepared& prepared) {
+  TensorTask& task = *prepared.task;
+  const WorkTerms terms = termsOf(prepared.call.timeout);
+  task.request.timeout = terms.timeout;
+  prepared.draft.timeoutMillis = terms.timeout.count();
+  if (prepared.draft.group != 0) trace::describe(prepared.draft);
+  task.draft = prepared.draft.group == 0 ? nullptr : &prepared.draft;
+  translated([&] { engine_->runInline(prepared.task); });
 }
 
 void ProcessGroupFastcoll::stopCollecting() {

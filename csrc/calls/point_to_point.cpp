@@ -38,18 +38,20 @@ class TensorMessage : public PointToPointOp {
   }
 };
 
+/// Throws unless the peer is another rank of the group.
+void checkPeer(const CallSite& site, int peer) {
+  const bool send = site.type->collective == Collective::Send;
+  checkRank(site, send ? "destination rank" : "source rank", peer);
+  if (peer == site.rank) refuse(site, "another rank", "this one. Copy the tensor instead.");
+}
+
 }  // namespace
 
 WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer,
                                                  int tag) {
   const bool send = site.type->collective == Collective::Send;
   const bool anySource = site.type == &calls::RecvAny;
-  if (!anySource) {
-    checkRank(site, send ? "destination rank" : "source rank", peer);
-    if (peer == rank_) {
-      refuse(site, "another rank", "this one. Copy the tensor instead.");
-    }
-  }
+  if (!anySource) checkPeer(site, peer);
   const auto call = [&](Tensors outputs) -> Call {
     return {true, options_->timeout, send ? Tensors{tensor} : Tensors{}, std::move(outputs)};
   };
@@ -127,6 +129,26 @@ WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
 
 WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
   return message(calls::Recv, tensors, source, tag);
+}
+
+WorkRef ProcessGroupFastcoll::sendrecv(Tensors& sent, int target, Tensors& received, int source,
+                                       int tag) {
+  // The receive is checked first, because nothing takes a message back.
+  guarded(calls::Recv, [&](const CallSite& site) -> WorkRef {
+    checkPeer(site, source);
+    requireDense(site, single(site, received));
+    requireNoOverlap(site, received[0]);
+    return nullptr;
+  });
+  if (!received[0].is_cpu()) {
+    startCoalescing();  // on one stream the sends of both ranks would wait for the receives
+    send(sent, target, tag);
+    recv(received, source, tag);
+    return endCoalescing();
+  }
+  WorkRef sending = send(sent, target, tag);
+  recv(received, source, tag)->wait();
+  return sending;
 }
 
 WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {

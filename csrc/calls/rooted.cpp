@@ -95,7 +95,7 @@ WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& in
 
 WorkRef ProcessGroupFastcoll::scatterSingle(const at::Tensor& output, const at::Tensor& input,
                                             const c10d::ScatterOptions& opts) {
-  return guarded(calls::Scatter, [&](const CallSite& site) {
+  return guarded(calls::ScatterSingle, [&](const CallSite& site) {
     auto task = std::make_shared<TensorTask>(site, output);
     task->request.root = checkRoot(site, opts.rootRank);
     task->addOutput(output);

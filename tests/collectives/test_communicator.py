@@ -1,4 +1,4 @@
-"""fastcoll.communicator: what it takes and refuses, and plans. test_collectives.py compares all its results.
+"""fastcoll.communicator: its arguments, its refusals, and plans. test_collectives.py compares all its results.
 
 Faults of its calls are in tests/faults, beside those of torch's.
 """
@@ -105,6 +105,17 @@ WRONG = {
         "a list of integers for 'output_splits', got int 7",
     ),
     "no backend": (lambda c: type(c)(3), TypeError, "expected a backend of fastcoll, got int"),
+    "no operation": (lambda c: c.all_reduce(torch.ones(1), None), TypeError, "'op', got NoneType"),
+    "source": (
+        lambda c: c.sendrecv(torch.ones(1), 1 - c.rank, torch.ones(1), 9),
+        ValueError,
+        "source rank from 0 to 1, got 9",
+    ),
+    "itself": (
+        lambda c: c.sendrecv(torch.ones(1), 1 - c.rank, torch.ones(1), c.rank),
+        ValueError,
+        "another rank",
+    ),
     "root": (lambda c: c.broadcast(torch.ones(1), 9), ValueError, "root rank from 0 to 1, got 9"),
     "peer": (lambda c: c.send(torch.ones(1), 9), ValueError, "from 0 to 1, got 9"),
     "sizes": (lambda c: c.all_gather(torch.ones(5), torch.ones(2)), ValueError, "2 x 2 elements"),
@@ -134,6 +145,9 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(name):
     tensor = torch.full((2,), 1.0)
     comm.all_reduce(tensor)
     assert tensor.tolist() == [2.0, 2.0]
+    other, tensor[0] = torch.empty(2), comm.rank
+    comm.sendrecv(tensor, 1 - comm.rank, other, 1 - comm.rank)
+    assert other.tolist() == [1.0 - comm.rank, 2.0]
 
 
 @on_ranks(2)
@@ -193,9 +207,21 @@ def test_a_plan_refuses_a_tensor_that_left_its_memory(how):
     plan = comm.all_reduce_plan(tensor)
     plan()
     MOVES[how](tensor)
-    with pytest.raises(ValueError, match=r"has left its memory .* Make the plan anew"):
-        plan()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"has left its memory .* Make the plan anew"):
+            plan()
     comm.barrier()
+
+
+@on_ranks(2)
+def test_a_plan_of_all_to_all_in_one_buffer():
+    comm = fastcoll.communicator()
+    whole = torch.zeros(8)
+    plan = comm.all_to_all_plan(whole[4:], whole[:4])
+    for turn in range(3):
+        whole[:4] = 10.0 * turn + comm.rank
+        plan()
+        assert whole[4:].tolist() == [10.0 * turn] * 2 + [10.0 * turn + 1] * 2
 
 
 @on_ranks(2)
@@ -226,7 +252,7 @@ def test_a_plan_is_for_one_thread_at_a_time():
 
 
 @on_ranks(2)
-def test_what_is_no_plan():
+def test_calls_that_have_no_plan():
     comm = fastcoll.communicator()
     sparse = torch.ones(3).to_sparse()
     with pytest.raises(ValueError, match="expected a dense tensor"):

@@ -97,7 +97,7 @@ def test_arrays_that_arrive_can_be_written_and_are_the_receivers_own():
 def test_tensors():
     comm = fastcoll.communicator()
     whole = torch.arange(100_000.0).view(250, 400)
-    tied = torch.nn.Linear(300, 300)
+    layer = torch.nn.Linear(300, 300)
     tensors = [
         *(whole, whole.half(), whole > 5, whole.to(torch.complex64), whole.bfloat16()),
         *(whole.t(), whole[:, ::2], whole[:0], whole.to_sparse(), torch.tensor(3.0)),
@@ -116,9 +116,15 @@ def test_tensors():
             tensor.layout,
         )
         assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense())
-    state = comm.broadcast_object(tied.state_dict() if comm.rank == 0 else None, 0)
+    state = comm.broadcast_object(layer.state_dict() if comm.rank == 0 else None, 0)
     if comm.rank == 1:
         state["weight"] += 1.0  # memory of its own, which can be written
+    resized = comm.broadcast_object(whole.clone() if comm.rank == 0 else None, 0)
+    sent = whole.clone()
+    comm.broadcast_object(sent, 0)
+    for tensor in (resized, sent):  # as without the exchange, unlike what numpy has seen
+        tensor.resize_(3)
+        tensor.untyped_storage().resize_(0)
     found = comm.all_gather_object({"w": whole[:200].clone(), "rank": comm.rank})
     assert [torch.equal(one["w"], whole[:200]) for one in found] == [True, True]
 

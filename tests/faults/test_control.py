@@ -91,13 +91,6 @@ def call_plan(rank):
     fastcoll.communicator().all_reduce_plan(torch.ones(10))()
 
 
-def call_queued_plan(rank):
-    """It waits behind another collective, and is still queued after the interrupt."""
-    plan = fastcoll.communicator().all_reduce_plan(torch.ones(10))
-    rank.pending = dist.all_reduce(torch.ones(10), async_op=True)
-    plan()
-
-
 def call_recv(rank):
     dist.recv(torch.ones(10), 1)
 
@@ -184,7 +177,6 @@ def interrupted(rank: Rank, call):
         *[pytest.param(hosts, call_all_reduce, marks=plays(15)) for hosts in (1, APART)],
         *[(1, call_wait), (1, call_recv)],
         pytest.param(1, call_plan, marks=communicator),
-        pytest.param(1, call_queued_plan, marks=communicator),
         pytest.param(APART, call_plan, marks=[communicator, pytest.mark.full]),
         *[
             pytest.param(hosts, call, marks=pytest.mark.full)

@@ -76,7 +76,7 @@ def test_who_names_gloo_is_served_and_told_once(run):
     assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
 
 
-def test_who_makes_a_group_by_class_is_served_and_told(run):
+def test_a_group_made_by_class_is_served_and_told(run):
     """As frameworks for serving make groups for their control plane, beside the default group or without one."""
     lines, errors = run(
         """
@@ -103,6 +103,16 @@ def test_who_makes_a_group_by_class_is_served_and_told(run):
         print(backend.name(), x.tolist(), backend.options.timeout.seconds, backend.transport())
         by_place = ProcessGroupGloo(PrefixStore("2", store), rank, 2, timedelta(seconds=50))
         print(by_place.name(), by_place.options.timeout.seconds)
+        assert isinstance(backend, ProcessGroupGloo) and not isinstance(group, ProcessGroupGloo)
+        found = [None] * 2
+        dist.all_gather_object(found, rank, group=backend)  # torch warns, and takes it
+        assert found == [0, 1]
+        class Own(ProcessGroupGloo):
+            pass
+        options = ProcessGroupGloo._Options()
+        options._devices = [ProcessGroupGloo.create_default_device()]
+        own = Own(PrefixStore("3", store), rank, 2, options)
+        assert type(own) is Own and isinstance(own, Own) and not isinstance(backend, Own)
         try:
             ProcessGroupGloo(store, 3, 2)
         except ValueError as error:
