@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -237,9 +236,9 @@ class Runner:
         if self.case.door == "direct":
             return getattr(comm, name)(*arguments, **options)
         plan = getattr(comm, f"{name}_plan")(*arguments, **options)
-        kept = [output.clone() for output in self.outputs]
+        kept = [(output, output.clone()) for output in self.outputs]
         plan()
-        for output, content in zip(self.outputs, kept, strict=True):
+        for output, content in kept:
             output.copy_(content)
         plan()
 
@@ -377,16 +376,13 @@ def ring(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     given = r.give(r.sent(r.mine))
     r.before = r.versions()
     if case.door != "dist":
-        suffix = "_plan" if case.door == "plan" else ""
         comm = fastcoll.communicator(r.group)
-        calls = [
-            partial(getattr(comm, f"send{suffix}"), given, after, r.at),
-            partial(getattr(comm, f"recv{suffix}"), output, before, tag=r.at),
-        ]
+        calls = [(comm.send, given, after, r.at), (comm.recv, output, before, r.at)]
         if case.seed % 3 == 0:
-            calls = [partial(getattr(comm, f"sendrecv{suffix}"), given, after, output, before)]
-        for call in calls if r.mine else reversed(calls):  # a long send waits for its receiver
-            call()() if suffix else call()
+            calls = [(comm.sendrecv, given, after, output, before)]
+        for call, *rest in calls if r.mine else calls[::-1]:  # a long send waits for its receiver
+            plan = getattr(comm, f"{call.__name__}_plan") if case.door == "plan" else None
+            plan(*rest)() if plan else call(*rest)
         yield
         assert_same(output, r.sent(before))
         return
