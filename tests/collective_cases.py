@@ -377,9 +377,8 @@ def ring(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     r.before = r.versions()
     if case.door != "dist":
         comm = fastcoll.communicator(r.group)
-        calls = [(comm.send, given, after, r.at), (comm.recv, output, before, r.at)]
-        if case.seed % 3 == 0:
-            calls = [(comm.sendrecv, given, after, output, before)]
+        apart = [(comm.send, given, after, r.at), (comm.recv, output, before, r.at)]
+        calls = apart if case.seed % 3 else [(comm.sendrecv, given, after, output, before)]
         for call, *rest in calls if r.mine else calls[::-1]:  # a long send waits for its receiver
             plan = getattr(comm, f"{call.__name__}_plan") if case.door == "plan" else None
             plan(*rest)() if plan else call(*rest)
