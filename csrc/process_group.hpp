@@ -162,7 +162,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
 
-  // --- point-to-point (point_to_point.cpp)
+  // --- point-to-point (calls/point_to_point.cpp)
   WorkRef send(Tensors& tensors, int destination, int tag) override;
   WorkRef recv(Tensors& tensors, int source, int tag) override;
   WorkRef recvAnysource(Tensors& tensors, int tag) override;

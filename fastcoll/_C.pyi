@@ -425,24 +425,24 @@ _Parts: TypeAlias = Any
 class CommunicatorPlan:
     """A call prepared for repetition; made by the ``*_plan`` methods of ``Communicator``.
 
-    ``plan()`` makes the call, blocking, with the tensors that the plan was made with. It reads and writes what they
-    contain then. The persistent collectives of MPI 4.0 (chapter 6.13) are the model. A plan is for one thread at a
-    time, and its calls mix freely with all others of the group.
+    ``plan()`` makes the call on the tensors that the plan was made with. On CPU tensors it blocks. Plans of ``send``,
+    ``recv`` and ``sendrecv``, and those of CUDA tensors, make the whole call each time. Other plans are checked once.
+    The model is the persistent collectives of MPI 4.0 (chapter 6.13). Only one thread at a time may run a plan.
 
     Raises:
-        ValueError: A tensor was resized or set to other memory, or the plan runs on another thread.
-        torch.distributed.DistBackendError: As the call without a plan.
+        ValueError: Another thread runs the plan; or, in a collective of CPU tensors, a tensor has left its memory.
+        torch.distributed.DistBackendError: As in the call without a plan.
     """
 
     def __call__(self) -> None: ...
 
 class Communicator:
-    """The calls of a group for microseconds: blocking, in place, one C call each; made by ``fastcoll.communicator``.
+    """The calls of a group, each as one C call that works in place; made by ``fastcoll.communicator``.
 
-    Tensors may be torch's, numpy arrays, or CPU arrays with ``__dlpack__``. Calls on CUDA tensors are enqueued on
-    the current stream. Ranks are those of the group. For each call there is a ``*_plan`` with the same arguments.
-    Parts of all ranks are one tensor, in which they lie in the order of the ranks, or a list with a tensor for each.
-    The timeout is that of the group.
+    Calls on CPU tensors block. Calls on CUDA tensors are enqueued on the current stream. An argument is a tensor, a
+    numpy array, or a CPU array with ``__dlpack__``. An argument with a part for each rank is one of these, with the
+    parts in rank order, or a list with one for each rank. Ranks and timeout are those of the group. Each call has a
+    ``*_plan`` with the same arguments.
 
     Args:
         backend: fastcoll's backend of the group.

@@ -1,12 +1,12 @@
-"""``fastcoll.communicator``: a group's calls for microseconds, straight from Python.
+"""``fastcoll.communicator``: the calls of a group, made straight from Python.
 
-A call of ``dist.*`` passes torch's Python front and dispatcher before it reaches a backend. A call of a communicator
-is one C call: blocking, in place, with no work. It has the same engine, order, errors, timeouts and trace as
-``dist.*`` on that group, and the two may be mixed freely. A plan goes further: its arguments are checked once.
+A call of ``dist.*`` passes torch's Python code and dispatcher before it reaches a backend. A call of a communicator
+is one C call. On CPU tensors it blocks, works in place, and makes no ``Work``. Engine, order, errors, timeouts and
+trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A plan is checked only once.
 
-An object travels as its pickle (protocol 5) and the buffers out of band. Each rank's part begins with one block of
-``BLOCK`` bytes, which has the sizes. A small object is in this block. Else a message with the pickle and the short
-buffers follows, and then each long buffer, from the sender's memory into new memory of the receiver.
+An object travels as a pickle of protocol 5, with buffers outside of the pickle. Each rank that sends an object begins
+with one block of ``BLOCK`` bytes. The block has the sizes and, if they fit, all parts below ``LONG`` bytes. Otherwise
+these parts follow as one message. Each longer part then goes from the sender's memory into new memory of the receiver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Communicator", "as_tensor", "communicator"]
 
 BLOCK = 4096
 LONG = 64 * 1024
-"""Least bytes of a buffer that travels by itself."""
+"""A buffer of at least this many bytes travels in its own message."""
 
 _COUNTS = struct.Struct(
     "<qq"
@@ -64,8 +64,9 @@ class Communicator(C.Communicator):
             src: A rank of the group.
 
         Raises:
-            ValueError: There is no such rank.
-            TypeError, pickle.PicklingError: Rank ``src`` cannot pickle the object; all ranks raise.
+            ValueError: There is no such rank, or as below.
+            TypeError, ValueError, AttributeError, pickle.PicklingError: Rank ``src`` cannot pickle the object. All
+                ranks raise this error.
         """
         sends = self.rank == src
         block = self._block()
@@ -82,7 +83,8 @@ class Communicator(C.Communicator):
         """Returns the objects of all ranks in the order of the ranks; at this rank's place is ``value`` itself.
 
         Raises:
-            TypeError, pickle.PicklingError: A rank cannot pickle its object; all ranks raise.
+            TypeError, ValueError, AttributeError, pickle.PicklingError: A rank cannot pickle its object. All ranks
+                raise this error.
         """
         block, blocks = self._block(), _Block(self.size * BLOCK)
         own = _Parts(value)
@@ -108,7 +110,7 @@ class Communicator(C.Communicator):
             return _Block(BLOCK)
 
     def _exchange(self, content: memoryview, own: _Parts | None, src: int) -> list[Any]:
-        """Completes the exchange of a rank's object, and returns its parts, or its error; on that rank none."""
+        """Moves the rest of the object of rank ``src``. Returns its parts, or its error alone; on ``src`` no parts."""
         count, length = _COUNTS.unpack_from(content)
         if count < 0:
             return [pickle.loads(content[_COUNTS.size : _COUNTS.size - count])]
@@ -131,7 +133,7 @@ class Communicator(C.Communicator):
 
 
 def communicator(group: ProcessGroup | None = None) -> Communicator:
-    """Returns the calls of a group for tensors, numpy arrays, and CPU arrays with ``__dlpack__``.
+    """Returns a communicator of a group. Its calls take tensors, numpy arrays, and CPU arrays with ``__dlpack__``.
 
     Args:
         group: A group that fastcoll serves and that has this rank. None: the default group.
@@ -172,7 +174,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles with long tensors out of band. Plain pickles of tensors do not keep their shared memory either."""
+    """Keeps the memory of long tensors out of the pickle. Tensors that share memory arrive as separate copies."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is Tensor and value.is_cpu and value.layout == torch.strided
@@ -225,7 +227,7 @@ class _Parts:
             self.long[index] = torch.frombuffer(writable, dtype=torch.uint8)
 
     def write(self, content: bytearray) -> None:
-        """Writes into a block what the other ranks need first: the counts, and the stream if it fits."""
+        """Fills the block that is sent first: the counts, and the stream if it fits; or the error."""
         if self.error:
             _COUNTS.pack_into(content, 0, -len(self.error), 0)
             content[_COUNTS.size : _COUNTS.size + len(self.error)] = self.error
@@ -236,7 +238,7 @@ class _Parts:
 
 
 def _loads(parts: list[Any]) -> Any:
-    """Returns the object of the parts, or raises the error in their place; None if there are none."""
+    """Returns the object that the parts make up; None if there are none. Raises the error if it is the only part."""
     if not parts:
         return None
     if isinstance(parts[0], Exception):
@@ -245,7 +247,7 @@ def _loads(parts: list[Any]) -> Any:
 
 
 def _portable(error: Exception) -> bytes:
-    """Returns the pickle of an error of the same kind that fits into a block; another kind becomes a TypeError."""
+    """Returns a short error as a pickle that fits into a block. Types that are not kept become TypeError."""
     kind = type(error) if type(error) in (TypeError, ValueError, AttributeError) else TypeError
     kind = pickle.PicklingError if isinstance(error, pickle.PicklingError) else kind
     try:

@@ -6,10 +6,10 @@ no argument for it. These settings are read when torch is imported, so no line o
     FASTCOLL_DEFAULT=1 torchrun ... script.py        # a program that names no backend gets fastcoll for CPU tensors
     FASTCOLL_REPLACE=gloo torchrun ... script.py     # a program that names gloo gets fastcoll
 
-Both change one part of torch: the class ``torch.distributed.Backend``, which maps every backend name, and its default
-backends. Some frameworks make the backend of a group themselves, as ``dist.ProcessGroupGloo(store, rank, size)``. With
-gloo replaced they get fastcoll's. Gloo stays where torch itself makes such a backend, as for RPC, and where options of
-Gloo are given, as by fastcoll between hosts.
+Both change the class ``torch.distributed.Backend``, which maps every backend name, and its default backends. With gloo
+replaced, the class ``dist.ProcessGroupGloo`` changes too, because some frameworks make a group's backend themselves, as
+``dist.ProcessGroupGloo(store, rank, size)``. They then get a backend of fastcoll. Gloo stays where torch itself makes
+such a backend, as for RPC, and where options of Gloo are given, as by fastcoll between hosts.
 
 For such a group ``dist.get_backend()`` returns "fastcoll", which is equal to "gloo" too (``ServedName``). So code that
 compares the name goes on as with gloo. With another name, Ignite would leave a model without DDP, with no warning, and

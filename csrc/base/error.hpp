@@ -1,5 +1,5 @@
-// One exception type for every layer below the process group. The process group
-// (csrc/process_group*) translates its kind into the Python exception class that torch users catch.
+// One exception type for every layer below torch's types. csrc/torch/error.hpp translates its kind
+// into the Python exception class that torch users catch.
 #pragma once
 
 #include <cstdint>

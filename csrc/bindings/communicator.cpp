@@ -1,7 +1,7 @@
-// fastcoll._C.Communicator: the calls of a group straight from Python, without torch's front and
-// dispatcher. Each blocks, and takes one C call (METH_FASTCALL). CommunicatorPlan: such a call
-// prepared for repetition, as the persistent collectives of MPI 4.0. fastcoll/_C.pyi documents
-// them.
+// fastcoll._C.Communicator: the calls of a group, made straight from Python without torch's Python
+// code and dispatcher. Each is one C call (METH_FASTCALL). CommunicatorPlan: a call that is
+// prepared for repetition, like the persistent collectives of MPI 4.0. fastcoll/_C.pyi documents
+// both.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -34,7 +34,7 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-/// A group. Communicators and plans of an ended group keep no memory or thread of it.
+/// A weak reference to a group. It keeps no memory and no thread of an ended group.
 struct Member {
   explicit Member(const Group& group)
       : weak(group), name(group->name()), rank(group->getRank()), size(group->getSize()) {}
@@ -55,7 +55,7 @@ struct Member {
   int size;
 };
 
-/// Calls `body`, and turns what it throws into Python's exception.
+/// Calls `body`, and translates its exception into one of Python.
 template <typename Body>
 PyObject* raising(Body body) {
   try {
@@ -72,14 +72,14 @@ PyObject* raising(Body body) {
   return nullptr;
 }
 
-/// Whether a call can be prepared: a message is matched anew each time.
+/// Whether a call can be prepared. A message cannot, because each one is matched anew.
 template <class Call>
 constexpr bool kPrepares =
     !std::is_same_v<Call, Send> && !std::is_same_v<Call, Recv> && !std::is_same_v<Call, SendRecv>;
 
 // --- plans ---------------------------------------------------------------------------------------
 
-/// What a plan object of Python owns.
+/// The contents of a plan object of Python, which owns them.
 struct Planned {
   Planned(const Member& of, const char* name) : member(of), call(name) {}
 

@@ -1,5 +1,5 @@
-// The calls of fastcoll._C.Communicator: the arguments of each, read from Python, and how it is
-// made by the process group.
+// The calls of fastcoll._C.Communicator. Each reads its arguments from Python, and then calls the
+// process group.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -19,7 +19,7 @@ namespace py = pybind11;
 
 // --- arguments -----------------------------------------------------------------------------------
 
-/// The arguments of a call by position, wherever they were named. Those left out are nullptr.
+/// The arguments of a call, by position. An argument that was not given is nullptr.
 template <std::size_t N>
 class Arguments {
  public:
@@ -91,7 +91,7 @@ struct Parts {
   bool list = false;
 };
 
-/// `optional`: None is no part, for a rank that has none.
+/// `optional`: whether None is allowed, on a rank that has no parts.
 inline Parts partsOf(PyObject* value, bool optional = false) {
   Parts parts;
   if (optional && value == Py_None) return parts;
@@ -106,8 +106,8 @@ inline Parts partsOf(PyObject* value, bool optional = false) {
   return parts;
 }
 
-/// The operations that ReduceOp has as objects, which are found by identity. Filled once, when the
-/// module is loaded, and never freed.
+/// The operations of ReduceOp that are single Python objects, found by identity. Filled once, when
+/// the module is loaded, and never freed.
 inline std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>& knownOps() {
   static auto* all = new std::vector<std::pair<PyObject*, c10d::ReduceOp::RedOpType>>;
   return *all;
@@ -333,7 +333,7 @@ struct Recv {
   int tag;
 };
 
-/// A message to a rank while one comes from another.
+/// Sends a message to one rank while it receives one from another.
 struct SendRecv {
   static constexpr auto kName = "sendrecv";
   static constexpr std::array kArguments{"send", "dst", "recv", "src", "tag"};

@@ -1,4 +1,5 @@
-// Turns a call of torch into a task of an engine. The caller runs it, or gets a work.
+// Turns a call of torch into a task of an engine. The caller runs the task, gets a work, or gets
+// the task prepared for repetition.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
@@ -33,7 +34,7 @@ struct ProcessGroupFastcoll::Prepared {
 
 namespace {
 
-/// Where launch() puts the collective of this thread, instead of running it.
+/// While set, launch() stores this thread's collective here and does not run it.
 thread_local std::shared_ptr<ProcessGroupFastcoll::Prepared>* preparing = nullptr;
 
 }  // namespace
@@ -49,7 +50,7 @@ std::shared_ptr<ProcessGroupFastcoll::Prepared> ProcessGroupFastcoll::prepare(
     throw;
   }
   preparing = nullptr;
-  // A barrier behind a device's stream waits for another point of the stream each time.
+  // A barrier behind a stream cannot be prepared: each run waits for a later point of the stream.
   if (prepared->task->onDevice() || prepared->task->before) return nullptr;
   describe(prepared->draft, *prepared->task, prepared->call);
   return prepared;
@@ -67,10 +68,10 @@ bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
                          "the plan anew."));
     }
   });
-  if (at::hasCallbacks()) return false;  // a profiler wants a work
+  if (at::hasCallbacks()) return false;  // the profiler needs a work
   if (prepared.task->request.collective != Collective::Barrier) return true;
   const std::lock_guard<std::mutex> lock(deviceMutex_);
-  return !lastDevice_ && !bound_;  // else it waits for a stream
+  return !lastDevice_ && !bound_;  // otherwise the barrier waits for a stream
 }
 
 void ProcessGroupFastcoll::run(Prepared& prepared) {
