@@ -111,6 +111,7 @@ def refused_later(rank: Rank):
         refuse_calls("fallocate")
     rank.pause()
     rank.tell(catch(dist.all_reduce, torch.ones(1 << 20)))
+    rank.hear()  # until all have their error: a rank that leaves is a fault of its own for the others
     dist.destroy_process_group()
 
 
@@ -120,7 +121,9 @@ def refused_later(rank: Rank):
 def test_memory_that_is_refused_later_is_an_error_on_all_ranks(jobs):
     job = jobs(3, refused_later)
     job.go()
-    for fault in job.hear_all().values():
+    faults = job.hear_all()
+    job.tell_all()
+    for fault in faults.values():
         assert_raised(fault, "rank 1", "cannot reserve", "free memory", within=1.0)
 
 
