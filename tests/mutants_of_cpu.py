@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "a_rank_that_waits_is_called_late",
-        "who is missing",
+        "missing ranks",
         "csrc/shm/segment_stream.cpp",
         "    time = 3 * grace_;\n",
         "    return Milliseconds{0};\n",

@@ -138,7 +138,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernels_wait_on_for_a_process_that_has_ended",
-        "who is missing",
+        "missing ranks",
         "csrc/cuda/kernel_words.cpp",
         "    if (!gone_.empty()) endWaits();\n",
         "",
