@@ -35,7 +35,7 @@ _OPS = {
 }
 
 
-DIRECT = ("direct", "plan")
+DIRECT = ("direct", "plan", "op")
 _REGISTERED_BY = {
     "fastcoll": "fastcoll._load",
     "fake": "torch.testing._internal.distributed.fake_pg",
@@ -92,6 +92,22 @@ def bind_direct(case: Case, group: dist.ProcessGroup | None, planned: bool) -> C
     return partial(getattr(comm, name), *arguments[name])
 
 
+def bind_operator(case: Case, group: dist.ProcessGroup) -> Call:
+    """Returns a call of an operator of ``torch.ops.fastcoll`` that writes into the case's tensors."""
+    name, operators = group.group_name, torch.ops.fastcoll
+    send, receive = case.send, case.receive
+    op = "product" if case.op == "prod" else case.op
+    calls: dict[str, Call] = {
+        "all_reduce": partial(operators.all_reduce_, receive, op, name),
+        "all_gather": partial(operators.all_gather_out, send, name, out=receive),
+        "reduce_scatter": partial(operators.reduce_scatter_out, send, op, name, out=receive),
+        "all_to_all": partial(operators.all_to_all_out, send, [], [], name, out=receive),
+    }
+    if case.collective.name not in calls:
+        raise ValueError(f"torch.ops.fastcoll has no {case.collective.name}")
+    return calls[case.collective.name]
+
+
 def exchange(
     send: Tensor, target: int, receive: Tensor, source: int, group: dist.ProcessGroup | None
 ) -> Call:
@@ -144,8 +160,9 @@ class Peer:
 
     Args:
         name: The word of the command line: a backend, and after a hyphen a way to train, "shared" for buffers that
-            peers read in place, or "direct" or "plan" for the calls of ``fastcoll.communicator``. "unreduced" is DDP
-            without any reduction. "fake" does nothing: the cost of torch's own path to any backend.
+            peers read in place, "direct" or "plan" for the calls of ``fastcoll.communicator``, "op" for
+            ``torch.ops.fastcoll``, or "compile" for ``fastcoll.compile``. "unreduced" is DDP without any reduction.
+            "fake" does nothing: the cost of torch's own path to any backend.
         timeout: Limit of each call.
 
     Attributes:
@@ -188,8 +205,8 @@ class Peer:
             return "it moves CUDA tensors only: run with --device cuda"
         if way in ("shared", "unreduced") and device.type != "cpu":
             return "it is for CPU tensors"
-        if way in DIRECT:
-            return "" if backend == "fastcoll" else "only fastcoll has a communicator"
+        if way in (*DIRECT, "compile"):
+            return "" if backend == "fastcoll" else f"only fastcoll has {way}"
         return missing_way(way)
 
     @property
@@ -210,6 +227,8 @@ class Peer:
 
     def bind(self, case: Case) -> Call:
         """Returns a call without arguments that does the whole collective, ready to be timed."""
+        if self.way == "op" and self.group is not None:
+            return bind_operator(case, self.group)
         if self.way in DIRECT:
             return bind_direct(case, self.group, self.way == "plan")
         return bind(case, self.group)

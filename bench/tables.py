@@ -141,6 +141,25 @@ def _objects() -> list[str]:
     return [*markdown(head, rows, 2), *_source(name, record)]
 
 
+def _compiled() -> list[str]:
+    name = "compiled_cpu_2ranks.jsonl"
+    record = _record(name)
+    (case,) = record["cases"]
+    alone, times = case["alone"]["time"]["median"], medians(case)
+    ways = {
+        "gloo": "torch.compile on gloo",
+        "fastcoll": "torch.compile on fastcoll",
+        "fastcoll-compile": "fastcoll.compile",
+    }
+    rows = [["no collectives", f"{alone:.0f}", "-", "-"]]
+    base = times["fastcoll"] - alone
+    for peer, way in ways.items():
+        over = times[peer] - alone
+        rows.append([way, f"{times[peer]:.0f}", f"{over:.0f}", times_text(base / over)])
+    head = "by | a token, us | of that communication, us | torch.compile on fastcoll / it"
+    return [*markdown(head, rows, 1), *_source(name, record)]
+
+
 # Rows of the page; the record has more.
 _KERNELS = re.compile(
     r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 ranks 256 MiB \S+"
@@ -330,6 +349,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"frameworks": _frameworks, "fault": _fault},
     "docs/guides/frameworks.md": {"clients": _clients},
     "docs/guides/microseconds.md": {"communicator": _communicator, "objects": _objects},
+    "docs/guides/compile.md": {"compiled": _compiled},
     "docs/reference/environment.md": {"variables": _variables},
     "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
     "docs/benchmarks/one-host.md": {

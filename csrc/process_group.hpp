@@ -101,6 +101,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
   // --- collectives (calls/)
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  /// As allreduce of one CPU tensor, but into another tensor, which does not overlap it.
+  WorkRef allreduceInto(const at::Tensor& output, const at::Tensor& input,
+                        const c10d::AllreduceOptions& opts);
   WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkRef allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastcoll import ddp, fsdp, info
     from fastcoll._C import Options
     from fastcoll._communicator import communicator
+    from fastcoll._compile import compile
     from fastcoll._monitored_barrier import monitored_barrier
     from fastcoll.coalesced import all_reduce_coalesced
     from fastcoll.names import make_default
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "all_reduce_coalesced",
     "communicator",
+    "compile",
     "ddp",
     "empty_shared",
     "fsdp",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "all_reduce_coalesced": "fastcoll.coalesced",
     "communicator": "fastcoll._communicator",
+    "compile": "fastcoll._compile",
     "empty_shared": "fastcoll.shared_tensor",
     "make_default": "fastcoll.names",
     "monitored_barrier": "fastcoll._monitored_barrier",

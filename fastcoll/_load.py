@@ -6,6 +6,7 @@ against. With another release it fails to load, or loads and misbehaves. So the 
 
 from __future__ import annotations
 
+import importlib
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ def _import() -> ModuleType:
         raise UnusableBuild(problem, remedy(running)) from error
     if problem := mismatch(_C.build_info().get("torch"), running):
         raise UnusableBuild(problem, remedy(running))
+    importlib.import_module("fastcoll._operators")  # torch's compiler needs it with the operators
     return _C
 
 

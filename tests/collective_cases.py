@@ -61,6 +61,13 @@ COMMUNICATOR = {
     for suffix in ("single", "tensor", "into_tensor")
 }
 """The communicator's names of calls for one tensor."""
+OPERATORS = {
+    "all_reduce": "all_reduce",
+    "all_gather_single": "all_gather",
+    "reduce_scatter_single": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+"""The operators of torch.ops.fastcoll."""
 ROOTED = ["reduce", "broadcast", "gather", "scatter", "gather_single"]
 REDUCED = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
 MOVED = [*REDUCED, *FLOAT8]
@@ -86,7 +93,8 @@ class Case:
         seed: seed of the inputs.
         device: device of the tensors.
         exact: whether results on CPU have the oracle's bits, but for products of complex numbers.
-        door: the way to call: by "dist", "direct" by fastcoll.communicator, or by a "plan", which makes it twice.
+        door: the way to call: by "dist", "direct" by fastcoll.communicator, by a "plan", which makes it twice, or by
+            an "operator" of torch.ops.fastcoll.
     """
 
     collective: str
@@ -219,6 +227,8 @@ class Runner:
 
     def call(self, collective: Callable, *tensors: Any, **options: Any) -> None:
         self.before = self.versions()
+        if self.case.door == "operator":
+            return self.call_operator(*tensors, **options)
         if self.case.door != "dist":
             return self.call_direct(collective, *tensors, **options)
         options |= {"group": self.group, "async_op": self.case.async_op}
@@ -241,6 +251,22 @@ class Runner:
         for output, content in kept:
             output.copy_(content)
         plan()
+
+    def call_operator(self, output: Tensor, *rest: Any, **options: Any) -> None:
+        """Make the call by an operator: by one that returns a tensor, or that writes into a tensor."""
+        call = getattr(torch.ops.fastcoll, OPERATORS[self.case.collective])
+        name = self.group.group_name
+        op = [self.case.op.lower()] if options else []
+        if self.case.collective == "all_reduce":
+            rest = (output,)
+        if self.case.collective == "all_to_all_single" and len(rest) == 1:
+            rest = (*rest, [], [])
+        if self.case.seed % 2:
+            output.copy_(call(*rest, *op, name).view(output.shape))
+        elif self.case.collective == "all_reduce":
+            torch.ops.fastcoll.all_reduce_(output, *op, name)
+        else:
+            getattr(torch.ops.fastcoll, f"{call.__name__}_out")(*rest, *op, name, out=output)
 
     def assert_reduced(self, actual: Tensor, tensors: Sequence[Tensor]) -> None:
         complex_product = self.case.op == "PRODUCT" and self.case.dtype in COMPLEX

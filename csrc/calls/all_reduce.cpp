@@ -70,6 +70,19 @@ WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceO
   });
 }
 
+WorkRef ProcessGroupFastcoll::allreduceInto(const at::Tensor& output, const at::Tensor& input,
+                                            const c10d::AllreduceOptions& opts) {
+  return guarded(calls::AllReduce, [&](const CallSite& site) {
+    sameType(site, input, output);
+    asLongAs(site, input, "output", 0, output);
+    auto task = std::make_shared<TensorTask>(site, input);
+    task->addInput(input);
+    task->addOutput(output);
+    setReduction(*task, task->request, opts.reduceOp);
+    return launch(std::move(task), {opts.asyncOp, opts.timeout, {input}, {output}});
+  });
+}
+
 WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
                                                   const c10d::AllreduceCoalescedOptions& opts) {
   return guarded(calls::AllReduceCoalesced, [&](const CallSite& site) {

@@ -15,8 +15,14 @@ from fastcoll._load import C
 
 SHAPES = [(1,), (7,), (3, 5), (1000,), (65537,)]
 
-BY = [{}, {"async_op": True}, {"door": "direct"}, {"door": "plan"}]
-"""Ways to make a call."""
+
+def ways(op):
+    """Returns the ways to make a call, as attributes of a case."""
+    if IS_GLOO:
+        return [{}]
+    named = [] if op == "PREMUL_SUM" else ["operator"]
+    return [{}, {"async_op": True}, *({"door": door} for door in ["direct", "plan", *named])]
+
 
 ISAS = ["avx2", "baseline"] if torch.cpu._is_avx2_supported() else ["baseline"]
 """Instruction sets of the reductions beside the machine's best, which all other tests run."""
@@ -53,7 +59,7 @@ def test_operations_and_instruction_sets(dtype):
     found = set()
     for _ in each_isa():
         outputs = [
-            run(Case("all_reduce", op, dtype, shape, seed=seed, **BY[0 if IS_GLOO else seed % 4]))
+            run(Case("all_reduce", op, dtype, shape, seed=seed, **ways(op)[seed % len(ways(op))]))
             for op in operations("all_reduce", dtype)
             for seed, shape in enumerate(SHAPES)
         ]

@@ -10,6 +10,7 @@ from backend import IS_GLOO, all_gather_single, beyond_gloo, name_of, reduce_sca
 from collective_cases import (
     MOVED,
     MOVING,
+    OPERATORS,
     REDUCED,
     REDUCING,
     ROOTED,
@@ -32,7 +33,7 @@ LARGE = ((1, 70001, 3), (100003, 2, 5), (7, 11, 50021))
 
 
 def each_shape(collective, op="SUM", dtype=torch.float, **options):
-    """Cases for each shape that the collective takes: by torch, in turns asynchronous, and by the communicator."""
+    """Cases for each shape that the collective takes: by torch, in turns asynchronous, and by fastcoll's own calls."""
     shapes = [s for s in SHAPES if s or options.get("stacked") or not collective.endswith("single")]
     for seed, shape in enumerate(shapes):
         later = seed % 2 == 1
@@ -40,6 +41,8 @@ def each_shape(collective, op="SUM", dtype=torch.float, **options):
         yield case
         if not IS_GLOO:
             yield replace(case, door="plan" if later else "direct", async_op=False)
+        if not IS_GLOO and collective in OPERATORS and op != "PREMUL_SUM":
+            yield replace(case, door="operator", async_op=False)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,8 @@ def test_splits(world, collective, splits):
     case = Case(collective, shape=shape, splits=splits)
     cases = [case, replace(case, async_op=True)]
     if not IS_GLOO:
-        cases += [replace(case, door=door) for door in ("direct", "plan")]
+        doors = ("direct", "plan", *["operator"] * (collective in OPERATORS))
+        cases += [replace(case, door=door) for door in doors]
     world(3).run(run_all, cases)
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "all_reduce",
     "all_reduce_async",
     "all_reduce_with_communicator",
+    "all_reduce_with_operator",
     "all_reduce_with_plan",
     "all_to_all",
     "barrier",
@@ -40,6 +41,11 @@ def all_reduce_with_communicator(rank: Rank, count: int = 7) -> None:
     tensor = torch.ones(count)
     fastcoll.communicator().all_reduce(tensor)
     assert torch.all(tensor == rank.size), WRONG
+
+
+def all_reduce_with_operator(rank: Rank, count: int = 7) -> None:
+    result = torch.ops.fastcoll.all_reduce(torch.ones(count), "sum", dist.group.WORLD.group_name)
+    assert torch.all(result == rank.size), WRONG
 
 
 def all_reduce_with_plan(rank: Rank, count: int = 7) -> None:

@@ -22,6 +22,7 @@ from rank_calls import (
     all_reduce,
     all_reduce_async,
     all_reduce_with_communicator,
+    all_reduce_with_operator,
     all_reduce_with_plan,
     all_to_all,
     barrier,
@@ -99,6 +100,9 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
         pytest.param("000", 1, barrier, [], marks=pytest.mark.full),
         pytest.param("000", 1, all_reduce_with_communicator, [], marks=communicator),
         pytest.param("000", 1, all_reduce_with_plan, [100_000], marks=communicator),
+        pytest.param(
+            *("000", 1, all_reduce_with_operator, [100_000]), marks=[communicator, pytest.mark.full]
+        ),
         pytest.param(
             *("0011", 1, all_reduce_with_plan, [100_000]), marks=[communicator, pytest.mark.full]
         ),

@@ -42,6 +42,10 @@ def direct(count):
     fastcoll.communicator().all_reduce(torch.ones(count))
 
 
+def operator(count):
+    torch.ops.fastcoll.all_reduce(torch.ones(count), "sum", dist.group.WORLD.group_name)
+
+
 def plan(count):
     fastcoll.communicator().all_reduce_plan(torch.ones(count))()
 
@@ -98,6 +102,7 @@ CASES = {
     "async": two(all_reduce_async, [10], [20], "float32[{}]"),
     "plans": two(plan, [10], [20], "float32[{}], SUM"),
     "plan and communicator": ((plan, 10), (direct, 20), "float32[10]", "float32[20]"),
+    "operator and communicator": ((operator, 10), (direct, 20), "float32[10]", "float32[20]"),
     "sync and async": ((all_reduce, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
     "dtypes of one size": two(all_reduce, [10, "float32"], [10, "int32"], "{}[10]"),
     "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
@@ -147,6 +152,7 @@ MARKS = {
 FULL = {
     "async",
     "plan and communicator",
+    "operator and communicator",
     "dtypes of two sizes",
     "dtypes with equal bytes",
     "roots of large broadcast",

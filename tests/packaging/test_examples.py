@@ -16,9 +16,8 @@ import fastcoll.trace.__main__ as trace
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-SHORT = [
-    path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ("__init__", "ddp_train")
-]
+LONG = ("__init__", "ddp_train", "tensor_parallel_generate")
+SHORT = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in LONG]
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
@@ -117,6 +116,13 @@ def test_fsdp2(launcher: Launcher, tmp_path: Path) -> None:
 def test_faster_gradients(launcher: Launcher, tmp_path: Path) -> None:
     printed = ranks(launcher, tmp_path, "faster_gradients.py")
     assert shapes(printed) == shapes(expected("faster_gradients.py"))
+
+
+@pytest.mark.full
+def test_tensor_parallel_generate(launcher: Launcher, tmp_path: Path) -> None:
+    """It compares the texts of all ways itself."""
+    printed = ranks(launcher, tmp_path, "tensor_parallel_generate.py")
+    assert shapes(printed) == shapes(expected("tensor_parallel_generate.py"))
 
 
 @pytest.mark.full
