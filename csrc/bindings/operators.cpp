@@ -45,6 +45,9 @@ GroupRef groupNamed(const char* call, const std::string& name) {
 struct Target {
   Target(const char* call, const std::string& name, const at::Tensor& tensor)
       : group(groupNamed(call, name)), backend(find(tensor)) {
+    if (tensor.layout() != at::kStrided) {
+      refuseCall(call, "a dense tensor", concat("one of layout ", c10::str(tensor.layout())));
+    }
     if (backend != nullptr) return;
     refuseCall(call, concat("a group whose tensors on ", tensor.device().str(), " fastcoll serves"),
                concat("group '", name, "'"));

@@ -32,4 +32,4 @@ def test_a_way_that_makes_no_collectives_is_not_measured(tmp_path):
     assert "0 collectives of fastcoll-compile in a step, not 8" in str(case["unsupported"])
     assert set(case["backends"]) == {"fastcoll"}
     assert case["backends"]["fastcoll"]["wrong"] == 0
-    assert case["backends"]["fastcoll"]["time"]["median"] > case["alone"]["time"]["median"] > 0
+    assert min(one["time"]["median"] for one in (case["alone"], *case["backends"].values())) > 0
