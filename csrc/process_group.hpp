@@ -173,6 +173,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef sendrecv(Tensors& sent, int target, Tensors& received, int source, int tag);
   void startCoalescing() override;
   WorkRef endCoalescing() override;
+  /// Whether the calls of this thread are collected, between these two.
+  bool collects() const { return coalescingThread_.load() == std::this_thread::get_id(); }
 
  private:
   /// What torch needs of a call besides its type and request.

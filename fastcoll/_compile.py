@@ -10,18 +10,21 @@ overlap collectives and the graph has something to overlap it with.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch._inductor import config
+from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.virtualized import V
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.distributed import ProcessGroup
 from torch.fx import Graph, Node
 
 import fastcoll._load  # noqa: F401  # has the operators
 from fastcoll._group_backend import serving_backend
-from fastcoll._operators import resolve
+from fastcoll._version import __version__
 
 __all__ = ["OneCallPass", "compile"]
 
@@ -30,17 +33,19 @@ _operators = torch.ops.fastcoll
 
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
-# Each collective of torch, its operator here, and which of its arguments the operator takes.
-_CALLS: dict[Any, tuple[Any, tuple[int, ...]]] = {
-    _functional.all_reduce.default: (_operators.all_reduce.default, (0, 1)),
-    _functional.all_gather_into_tensor.default: (_operators.all_gather.default, (0,)),
-    _functional.reduce_scatter_tensor.default: (_operators.reduce_scatter.default, (0, 1)),
-    _functional.all_to_all_single.default: (_operators.all_to_all.default, (0, 1, 2)),
+# Each collective of torch, and its operator here, which has the same arguments.
+_CALLS: dict[Any, Any] = {
+    _functional.all_reduce.default: _operators.all_reduce.default,
+    _functional.all_gather_into_tensor.default: _operators.all_gather.default,
+    _functional.reduce_scatter_tensor.default: _operators.reduce_scatter.default,
+    _functional.all_to_all_single.default: _operators.all_to_all.default,
 }
 
 # Options of Inductor by which it overlaps collectives with computation.
 _OVERLAPS = ("reorder_for_compute_comm_overlap", "_micro_pipeline_tp")
 _BUCKETS = ("bucket_all_gathers_fx", "bucket_reduce_scatters_fx", "bucket_all_reduces_fx")
+
+_POST_PASS = "post_grad_custom_post_pass"
 
 
 def compile(  # as torch.compile
@@ -53,16 +58,17 @@ def compile(  # as torch.compile
     """As ``torch.compile`` with Inductor; collectives of fastcoll's groups that are awaited at once are one call each.
 
     The results are the same bits. Groups of other backends are left alone, and collectives that overlap with
-    computation are too. The pass goes before the passes that ``options`` name as ``post_grad_custom_post_pass``.
+    computation are too. Inductor's ``reorder_for_locality`` is off unless ``options`` sets it, because it moves
+    collectives. Own passes (``post_grad_custom_post_pass``) run after this one.
 
     Args:
         model: As for ``torch.compile``: a module or function; None: returns a decorator.
-        mode: As for ``torch.compile``.
+        mode: As for ``torch.compile``, except "lite", which has no passes.
         options: As for ``torch.compile``; may be given with ``mode``.
         arguments: Other arguments of ``torch.compile``: ``fullgraph``, ``dynamic``, ``disable``.
 
     Raises:
-        ValueError: ``backend`` is given and is not "inductor".
+        ValueError: ``backend`` is given and is not "inductor", or the mode has no passes.
     """
     backend = arguments.pop("backend", "inductor")
     if backend != "inductor":
@@ -70,11 +76,26 @@ def compile(  # as torch.compile
             f'fastcoll.compile: expected backend "inductor", got {backend!r}. Other backends have no passes: call '
             "torch.compile, and torch.ops.fastcoll in the model."
         )
-    chosen: dict[str, Any] = dict(torch._inductor.list_mode_options(mode)) if mode else {}
-    chosen.update(options or {})
-    given = chosen.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
-    chosen["post_grad_custom_post_pass"] = OneCallPass(given)
+    chosen: dict[str, Any] = {"reorder_for_locality": False}
+    chosen |= torch._inductor.list_mode_options(mode) if mode else {}
+    chosen |= {name.replace("-", "_"): value for name, value in (options or {}).items()}
+    if not chosen.get("use_post_grad_passes", True):
+        raise ValueError(
+            f"fastcoll.compile: expected a mode with passes, got {mode!r}. Call torch.compile."
+        )
+    chosen[_POST_PASS] = _before(chosen.get(_POST_PASS, getattr(config, _POST_PASS)))
     return torch.compile(model, options=chosen, **arguments)
+
+
+def _before(given: Any) -> Any:
+    """Returns the pass, with the user's after it."""
+    if given is None:
+        return OneCallPass()
+    if isinstance(given, (list, tuple)):
+        return [OneCallPass(), *given]
+    if hasattr(custom_graph_pass, "get_custom_graph_passes"):
+        return [OneCallPass(), given]
+    return OneCallPass(given)  # torch before 2.13 takes no lists
 
 
 class OneCallPass(CustomGraphPass):
@@ -87,11 +108,18 @@ class OneCallPass(CustomGraphPass):
     def __init__(self, then: Callable[[Graph], None] | None = None) -> None:
         self._then = then
 
+    def __eq__(self, other: object) -> bool:
+        """Equal passes share compiled code."""
+        return type(other) is type(self) and other._then == self._then
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._then))
+
     def __call__(self, graph: Graph) -> None:
         """Replaces collectives of the graph."""
         for node in list(graph.nodes):
-            if node.target in _CALLS and (wait := _wait_of(node)) and _is_ours(node):
-                _replace(node, wait)
+            if node.target in _CALLS and (wait := _wait_of(node)) and (group := _group_of(node)):
+                _replace(node, wait, group)
         if self._then is not None:
             self._then(graph)
 
@@ -108,7 +136,11 @@ class OneCallPass(CustomGraphPass):
             then = self._then.uuid() if isinstance(self._then, CustomGraphPass) else None
             if then is None:
                 return None  # torch's cache cannot know what it does
-        return get_hash_for_files((__file__,), repr((served, then)))
+        files = [
+            str(Path(__file__).with_name(name))
+            for name in ("_compile.py", "_operators.py", "_group_backend.py")
+        ]
+        return get_hash_for_files(tuple(files), repr((__version__, served, then)))
 
 
 # --- which collectives ---------------------------------------------------------------------------
@@ -129,11 +161,16 @@ def _wait_of(node: Node) -> Node | None:
 
 def _computes(node: Node) -> bool:
     """Whether a node does work that a collective could overlap with."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    target = node.target
+    if isinstance(target, HigherOrderOperator):
+        return True
+    if node.op != "call_function" or not isinstance(target, OpOverload) or target.is_view:
         return False
-    if node.target.namespace in ("_c10d_functional", "fastcoll") or node.target.is_view:
+    if target.namespace in ("_c10d_functional", "fastcoll"):
         return False
-    return isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
+    return target._schema.is_mutable or isinstance(
+        node.meta.get("val"), (torch.Tensor, tuple, list)
+    )
 
 
 def _inductor_overlaps() -> bool:
@@ -158,29 +195,37 @@ def _has_company(node: Node) -> bool:
     return any(_computes(other) for other in node.graph.nodes if other not in tied)
 
 
-def _is_ours(node: Node) -> bool:
-    group: Any = node.args[-1]
-    tensor: Any = node.args[0]
-    if isinstance(group, Node):
-        return False
+def _group_of(node: Node) -> ProcessGroup | None:
+    """Returns the group of a collective that fastcoll serves and has an operator for."""
+    if node.kwargs or not isinstance(node.args[0], Node):
+        return None
     if "reduce" in str(node.target) and str(node.args[1]).lower() not in _REDUCTIONS:
-        return False
-    if isinstance(group, str):
-        group = resolve(group)
-    return serving_backend(group, tensor.meta["val"].device) is not None
+        return None
+    value, group = node.args[0].meta.get("val"), _known_group(node.args[-1])
+    if group is None or not isinstance(value, torch.Tensor):
+        return None
+    return group if serving_backend(group, value.device) is not None else None
+
+
+def _known_group(name: Any) -> ProcessGroup | None:
+    """Returns the group that a graph has by name or as an object; None: unknown before the graph runs."""
+    if isinstance(name, ProcessGroup):
+        return name
+    by_name: dict[Any, ProcessGroup] = {each: group for group, each in c10d._world.pg_names.items()}
+    return by_name.get(name) if isinstance(name, str) else None
 
 
 # --- replacement ---------------------------------------------------------------------------------
 
 
-def _replace(node: Node, wait: Node) -> None:
+def _replace(node: Node, wait: Node, group: ProcessGroup) -> None:
     """Puts the operator at the collective's place."""
-    operator, taken = _CALLS[node.target]
-    group: Any = node.args[-1]
-    name = group if isinstance(group, str) else group.group_name
+    operator = _CALLS[node.target]
     with node.graph.inserting_before(node):
-        call = node.graph.call_function(operator, (*(node.args[i] for i in taken), name))
-    call.meta.update(wait.meta)
+        call = node.graph.call_function(operator, (*node.args[:-1], group.group_name))
+    # Those of the wait's argument are wrong for the operator.
+    of_wait = ("eager_input_vals", "tensor_meta")
+    call.meta |= {name: value for name, value in wait.meta.items() if name not in of_wait}
     values = torch.fx.node.map_arg(call.args, lambda argument: argument.meta["val"])
     with V.fake_mode:
         call.meta["val"] = operator(*values)

@@ -262,7 +262,9 @@ class Runner:
         if self.case.collective == "all_to_all_single" and len(rest) == 1:
             rest = (*rest, [], [])
         if self.case.seed % 2:
-            output.copy_(call(*rest, *op, name).view(output.shape))
+            gathers = self.case.collective in ("all_gather_single", "reduce_scatter_single")
+            size = [self.size] if gathers else []
+            output.copy_(call(*rest, *op, *size, name).view(output.shape))
         elif self.case.collective == "all_reduce":
             torch.ops.fastcoll.all_reduce_(output, *op, name)
         else:

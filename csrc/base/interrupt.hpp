@@ -12,4 +12,7 @@ void setInterruptCheck(InterruptCheck check);
 /// Runs the check if the calling thread is the process's main thread; may throw.
 void checkInterrupt();
 
+/// Whether checkInterrupt() threw on this thread since the last call of this function.
+bool wasInterrupted();
+
 }  // namespace fastcoll

@@ -86,7 +86,7 @@ void ProcessGroupFastcoll::run(Prepared& prepared) {
 
 void ProcessGroupFastcoll::stopCollecting() {
   std::lock_guard<std::mutex> lock(coalescingMutex_);
-  if (coalescingThread_.load() != std::this_thread::get_id()) return;
+  if (!collects()) return;
   coalescingThread_ = std::thread::id();
   coalesced_.clear();
   for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was discarded", false);
@@ -94,7 +94,7 @@ void ProcessGroupFastcoll::stopCollecting() {
 }
 
 bool ProcessGroupFastcoll::collecting(WorkRef& work) {
-  if (coalescingThread_.load() != std::this_thread::get_id()) return false;
+  if (!collects()) return false;
   std::lock_guard<std::mutex> lock(coalescingMutex_);
   if (work != nullptr) coalesced_.push_back(std::move(work));
   work = nullptr;
@@ -116,7 +116,7 @@ WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task, Call call
   describe(draft, *task, call);
   task->draft = draft.group == 0 ? nullptr : &draft;
   const bool profiled = at::hasCallbacks();
-  const bool coalescing = coalescingThread_.load() == std::this_thread::get_id();
+  const bool coalescing = collects();
   if (!call.async && !profiled && !coalescing && !listsWorks()) {
     engine_->runInline(task);
     return nullptr;

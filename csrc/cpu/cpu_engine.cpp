@@ -236,8 +236,9 @@ void CpuEngine::wakeWorker() {
   workerAwake_ = true;  // under the lock that work() takes first
 }
 
-/// Runs the queue's first task; false if there is none or another thread runs one.
-bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
+/// Runs the queue's first task; false if there is none or another thread runs one. `interrupt`:
+/// what interrupted it on the thread of a waiter; nullptr on a worker.
+bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt) {
   if (running_ || queue_.empty()) return false;
   TaskRef task = std::move(queue_.front());
   queue_.pop_front();
@@ -245,10 +246,12 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   lock.unlock();
   trace::start(task->trace);
   std::exception_ptr fault;
+  (void)wasInterrupted();
   try {
     execute(*task);
   } catch (...) {
     fault = std::current_exception();
+    if (interrupt != nullptr && wasInterrupted()) *interrupt = fault;
   }
   auto completion = task->completion;
   task.reset();  // releases the tensors before any waiter is notified
@@ -256,14 +259,14 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   running_ = false;
   // A callback may block until another collective of this group is done. Another thread must be
   // there to run that one.
-  const bool stepsAside = asWorker && completion->callsBack();
+  const bool stepsAside = interrupt == nullptr && completion->callsBack();
   if (stepsAside) {
     workerAwake_ = false;
     if (!queue_.empty()) wakeWorker();
   }
   changed_.notify_all();
   lock.unlock();
-  completion->complete(fault);
+  completion->complete(std::move(fault));
   completion->done.store(true, std::memory_order_release);
   completion.reset();  // it may hold the last reference to tensors, so without the lock
   lock.lock();
@@ -280,7 +283,7 @@ void CpuEngine::work() {
   auto idleSince = Clock::now();
   for (;;) {
     const bool hadWork = !queue_.empty() && !running_;
-    if (runHead(lock, true)) {
+    if (runHead(lock, nullptr)) {
       idleSince = Clock::now();
       continue;
     }
@@ -300,7 +303,12 @@ void CpuEngine::work() {
 void CpuEngine::wait(const Completion& task) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!task.done.load(std::memory_order_acquire)) {
-    if (runHead(lock, false)) continue;
+    std::exception_ptr interrupt;
+    if (runHead(lock, &interrupt)) {
+      // The signal is for this thread, even if it ran the task of another call.
+      if (interrupt != nullptr) std::rethrow_exception(interrupt);
+      continue;
+    }
     lock.unlock();
     const auto end = Clock::now() + std::chrono::microseconds(lingerMicros_);
     while (!task.done.load(std::memory_order_acquire) && Clock::now() < end) cpuRelax();

@@ -132,7 +132,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool lookAtHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
   void release(std::unique_lock<std::mutex>& lock);
-  bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
+  bool runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt);
   void wakeWorker();
   void work();
   void refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call, std::uint64_t seq);

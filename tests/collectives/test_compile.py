@@ -3,6 +3,8 @@
 All tests but the first run Inductor, which calls a C++ compiler.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -122,13 +124,14 @@ def apart(x):
 @on_ranks(2)
 def test_a_collective_beside_a_computation_stays():
     given = torch.rand(6, 6)
-    with config.patch(reorder_for_locality=False):  # this pass moves collectives to their waits
-        assert sorted(calls(code_of(apart, given))) == [
-            "_c10d_functional.all_reduce_",
-            "_c10d_functional.wait_tensor",
-            "fastcoll.all_reduce",
-        ]
-    assert calls(code_of(apart, given)) == ["fastcoll.all_reduce"] * 2
+    assert sorted(calls(code_of(apart, given))) == [
+        "_c10d_functional.all_reduce_",
+        "_c10d_functional.wait_tensor",
+        "fastcoll.all_reduce",
+    ]
+    # This pass of Inductor moves collectives to their waits.
+    options = {"reorder-for-locality": True}
+    assert calls(code_of(apart, given, options=options)) == ["fastcoll.all_reduce"] * 2
 
 
 def independent(x):
@@ -170,7 +173,7 @@ def test_operators_in_a_graph_have_no_break_and_no_wait():
         y = torch.ops.fastcoll.all_reduce(x * 2, "sum", name)
         z = y + 1
         torch.ops.fastcoll.all_reduce_(z, "max", name)
-        return torch.ops.fastcoll.all_gather(z, name).relu()
+        return torch.ops.fastcoll.all_gather(z, 2, name).relu()
 
     for compiled in (
         torch.compile(function, backend="aot_eager", fullgraph=True),
@@ -232,4 +235,100 @@ def test_shapes_that_vary():
     torch.compiler.reset()
     for length in (6, 8, 10):
         x = sample(dist.get_rank(), (length, 4), torch.float)
-        torch.testing.assert_close(compiled(x), every_call(x))
+        result, codes = run_and_get_code(compiled, x)
+        torch.testing.assert_close(result, every_call(x))
+        assert not codes or calls(codes[0]) == NAMES
+
+
+@pytest.mark.full
+@on_ranks(2)
+def test_operators_that_write_into_a_tensor():
+    name = dist.group.WORLD.group_name
+    operators = torch.ops.fastcoll
+
+    def function(x):
+        whole, part, moved = x.new_empty(12, 4), x.new_empty(3, 4), torch.empty_like(x)
+        operators.all_gather_out(x * 2, name, out=whole)
+        operators.reduce_scatter_out(whole[:6], "sum", name, out=part)
+        operators.all_to_all_out(x + 1, [], [], name, out=moved)
+        return whole.relu(), part + 1, moved * 2
+
+    assert calls(code_of(function, given())) == [
+        f"fastcoll.{operator}"
+        for operator in ("all_gather_out", "reduce_scatter_out", "all_to_all_out")
+    ]
+
+
+@pytest.mark.full
+@on_ranks(2)
+def test_a_call_stays_on_a_rank_that_does_not_use_its_result():
+    name, rank = dist.group.WORLD.group_name, dist.get_rank()
+
+    def function(x):
+        total = torch.ops.fastcoll.all_reduce(x, "sum", name)
+        scratch = x + 1
+        torch.ops.fastcoll.all_reduce_(scratch, "sum", name)
+        last = torch.ops.fastcoll.all_reduce(x * 3, "sum", name)
+        return last + (total + scratch if rank == 0 else x)
+
+    for compiler in (partial(torch.compile, backend="aot_eager"), fastcoll.compile):
+        torch.compiler.reset()
+        torch.testing.assert_close(compiler(function)(given()), function(given()))
+    operator = torch.ops.fastcoll.all_reduce(torch.ones(1), "sum", name)
+    assert operator.item() == 2  # still in step
+
+
+@pytest.mark.full
+@on_ranks(2)
+def test_a_rank_that_is_not_compiled_calls_in_the_same_order():
+    name = dist.group.WORLD.group_name
+
+    def function(x, y):
+        a = torch.ops.fastcoll.all_reduce(x, "sum", name)
+        b = torch.ops.fastcoll.all_reduce(y, "sum", name)
+        c = b * 2
+        return c + a * 3
+
+    x, y = given(1), given(2)
+    torch.compiler.reset()
+    compiled = fastcoll.compile(function, fullgraph=True)
+    with torch.no_grad():
+        results = [(function if dist.get_rank() else compiled)(x, y), function(x, y)]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.full
+@on_ranks(2)
+def test_layers_compiled_one_by_one_share_their_code():
+    layers = [torch.nn.Linear(4, 4) for _ in range(12)]
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+    def step(layer, x):
+        return funcol.all_reduce(layer(x), "sum", dist.group.WORLD)
+
+    compiled = [fastcoll.compile(step, fullgraph=True, dynamic=False) for _ in layers]
+    x = given()
+    with torch.no_grad():
+        for layer, call in zip(layers, compiled, strict=True):
+            torch.testing.assert_close(call(layer, x), step(layer, x) + 0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.full
+@on_ranks(2)
+def test_checkpointing_of_a_call():
+    """The forward call is made again in the backward pass, on all ranks alike."""
+    name = dist.group.WORLD.group_name
+
+    def block(x):
+        return torch.ops.fastcoll.all_reduce(x.sin(), "sum", name).cos()
+
+    def loss(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum()
+
+    x, y = given().requires_grad_(), given().requires_grad_()
+    loss(y).backward()
+    torch.compiler.reset()
+    torch.compile(loss, fullgraph=True)(x).backward()
+    torch.testing.assert_close(x.grad, y.grad)

@@ -39,15 +39,15 @@ GRADIENTS = {
         lambda gs, rank, n: sum(gs) / n,
     ),
     "all_gather": (
-        lambda x: operators.all_gather(x, name()),
+        lambda x: operators.all_gather(x, dist.get_world_size(), name()),
         lambda gs, rank, n: sum(gs).chunk(n)[rank],
     ),
     "reduce_scatter sum": (
-        lambda x: operators.reduce_scatter(x, "sum", name()),
+        lambda x: operators.reduce_scatter(x, "sum", dist.get_world_size(), name()),
         lambda gs, rank, n: torch.cat(gs),
     ),
     "reduce_scatter avg": (
-        lambda x: operators.reduce_scatter(x, "avg", name()),
+        lambda x: operators.reduce_scatter(x, "avg", dist.get_world_size(), name()),
         lambda gs, rank, n: torch.cat(gs) / n,
     ),
     "all_to_all": (
@@ -100,7 +100,7 @@ def test_gradient_of_a_gradient():
 @on_ranks(2)
 def test_gradient_of_a_scalar():
     x = torch.tensor(3.0 + dist.get_rank(), requires_grad=True)
-    gathered = operators.all_gather(x, name())
+    gathered = operators.all_gather(x, dist.get_world_size(), name())
     assert gathered.tolist() == [3.0, 4.0]
     gathered.backward(torch.tensor([1.0, 10.0]))
     assert x.grad.item() == [2.0, 20.0][dist.get_rank()]
@@ -122,9 +122,9 @@ def test_torch_finds_no_fault_in_the_operators():
         (operators.all_reduce, (x, "sum", name()), {}),
         (operators.all_reduce, (x.clone().requires_grad_(), "sum", name()), {}),
         (operators.all_reduce, (x.t(), "max", name()), {}),
-        (operators.all_gather, (x, name()), {}),
-        (operators.all_gather, (x.clone().requires_grad_(), name()), {}),
-        (operators.reduce_scatter, (x.clone().requires_grad_(), "avg", name()), {}),
+        (operators.all_gather, (x, 2, name()), {}),
+        (operators.all_gather, (x.clone().requires_grad_(), 2, name()), {}),
+        (operators.reduce_scatter, (x.clone().requires_grad_(), "avg", 2, name()), {}),
         (operators.all_to_all, (x.clone().requires_grad_(), [], [], name()), {}),
         (operators.all_to_all, (x, uneven, uneven, name()), {}),
         (operators.all_reduce_, (reduced, "sum", name()), {}),
@@ -156,15 +156,15 @@ def test_shapes_of_fake_tensors():
         x = torch.empty(6, 5, dtype=torch.bfloat16).t()
         for result, shape in [
             (operators.all_reduce(x, "sum", name()), (5, 6)),
-            (operators.all_gather(x, name()), (10, 6)),
-            (operators.reduce_scatter(x.t(), "sum", name()), (3, 5)),
+            (operators.all_gather(x, dist.get_world_size(), name()), (10, 6)),
+            (operators.reduce_scatter(x.t(), "sum", dist.get_world_size(), name()), (3, 5)),
             (operators.all_to_all(x, [4, 0], [2, 3], name()), (4, 6)),
             (operators.all_to_all(x.t(), [], [], name()), (6, 5)),
         ]:
             assert (tuple(result.shape), result.dtype) == (shape, torch.bfloat16)
             assert result.is_contiguous()
         with pytest.raises(ValueError, match="first dimension is a multiple of 2"):
-            operators.reduce_scatter(x, "sum", name())
+            operators.reduce_scatter(x, "sum", dist.get_world_size(), name())
 
 
 @on_ranks(2)
@@ -186,7 +186,10 @@ def test_autograd_learns_of_tensors_that_are_written():
     assert weight[0, 0] == 2
     with torch.inference_mode():
         operators.all_reduce_(inference := torch.ones(3), "sum", name())
+        before = x._version
+        operators.all_reduce_(x, "sum", name())
     assert inference.tolist() == [2.0] * 3
+    assert x._version == before + 1
 
 
 REFUSED = {
@@ -200,7 +203,7 @@ REFUSED = {
         r"sum or avg for a tensor that requires a gradient, got 'max'. Call it under torch.no_grad",
     ),
     "rows": (
-        lambda x: operators.reduce_scatter(x[:3], "sum", name()),
+        lambda x: operators.reduce_scatter(x[:3], "sum", dist.get_world_size(), name()),
         r"multiple of 2, got \[3, 2",
     ),
     "rows to send": (lambda x: operators.all_to_all(x[:3], [], [], name()), "multiple of 2"),
@@ -221,6 +224,25 @@ def test_refusal(call):
     with pytest.raises(ValueError, match=text):
         function(rows(dist.get_rank(), 4))
     assert operators.all_reduce(torch.ones(1), "sum", name()).item() == 2  # still in step
+
+
+@on_ranks(2)
+def test_forward_mode_is_refused():
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            operators.all_reduce(x, "sum", name())
+
+
+@on_ranks(2)
+def test_coalescing_is_refused():
+    """The call would return before its result exists."""
+    with (
+        dist._coalescing_manager(device=torch.device("cpu")),
+        pytest.raises(ValueError, match="expected a call outside of a coalescing manager"),
+    ):
+        operators.all_reduce(torch.ones(2), "sum", name())
+    assert operators.all_reduce(torch.ones(1), "sum", name()).item() == 2
 
 
 @on_ranks(2)

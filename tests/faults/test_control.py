@@ -156,6 +156,13 @@ def call_wait_large(rank):
     dist.all_reduce(torch.ones(1 << 22), async_op=True).wait()
 
 
+def call_wait_second(rank):
+    """The waiting thread may run the first work, which is queued before the second."""
+    first = dist.all_reduce(torch.ones(1 << 22), async_op=True)
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    first.wait()
+
+
 def call_first(rank):
     """The first collective of a new group, whose ranks are not connected yet."""
     dist.all_reduce(torch.ones(3), group=rank.group)
@@ -175,7 +182,7 @@ def interrupted(rank: Rank, call):
     "pretended_hosts, call",
     [
         *[pytest.param(hosts, call_all_reduce, marks=plays(15)) for hosts in (1, APART)],
-        *[(1, call_wait), (1, call_recv)],
+        *[(1, call_wait), (1, call_wait_second), (1, call_recv)],
         pytest.param(1, call_plan, marks=communicator),
         pytest.param(APART, call_plan, marks=[communicator, pytest.mark.full]),
         *[

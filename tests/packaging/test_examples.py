@@ -58,7 +58,8 @@ def started(name: str, *arguments: str) -> str:
 
 def ranks(launcher: Launcher, folder: Path, name: str, *arguments: str) -> list[str]:
     """Runs an example on 2 ranks, as torchrun does; returns the lines of all ranks."""
-    ended = launcher.ranks(started(name, *arguments), 2, folder, OMP_NUM_THREADS="1")
+    program = started(name, *arguments)
+    ended = launcher.ranks(program, 2, folder, limit=240, OMP_NUM_THREADS="1")
     for rank in ended:
         assert rank.status == 0, rank.stderr
     return "".join(rank.stdout for rank in ended).splitlines()
