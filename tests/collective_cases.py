@@ -14,6 +14,7 @@ from backend import (
     reduce_scatter_single,
     since,
 )
+from collective_doors import call_direct, call_operator
 from layouts import LAYOUTS, gaps_untouched, laid_out
 from oracle import (
     BITWISE,
@@ -40,7 +41,6 @@ __all__ = [
     "MOVING",
     "REDUCED",
     "REDUCING",
-    "ROOTED",
     "STACKING",
     "Case",
     "Runner",
@@ -55,20 +55,6 @@ REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single"]
 MOVING = ["broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all",
           "all_to_all_single", "ring"]  # fmt: skip
 STACKING = ["reduce_scatter_single", "all_gather_single"]
-COMMUNICATOR = {
-    f"{name}_{suffix}": name
-    for name in ("all_gather", "reduce_scatter", "all_to_all", "gather")
-    for suffix in ("single", "tensor", "into_tensor")
-}
-"""The communicator's names of calls for one tensor."""
-OPERATORS = {
-    "all_reduce": "all_reduce",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_single": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
-"""The operators of torch.ops.fastcoll."""
-ROOTED = ["reduce", "broadcast", "gather", "scatter", "gather_single"]
 REDUCED = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
 MOVED = [*REDUCED, *FLOAT8]
 
@@ -228,47 +214,12 @@ class Runner:
     def call(self, collective: Callable, *tensors: Any, **options: Any) -> None:
         self.before = self.versions()
         if self.case.door == "operator":
-            return self.call_operator(*tensors, **options)
+            return call_operator(self, collective, *tensors, **options)
         if self.case.door != "dist":
-            return self.call_direct(collective, *tensors, **options)
+            return call_direct(self, collective, *tensors, **options)
         options |= {"group": self.group, "async_op": self.case.async_op}
         self.work = collective(*tensors, **options)
         assert (self.work is not None) == self.case.async_op
-
-    def call_direct(self, collective: Callable, *arguments: Any, **options: Any) -> None:
-        """Make the call by fastcoll's communicator, whose ranks are those of the group."""
-        name = COMMUNICATOR.get(collective.__name__, collective.__name__)
-        if name in ROOTED:
-            arguments = (*arguments[:-1], self.at)
-        if name == "gather":  # torch names the input first
-            arguments = (arguments[1], arguments[0], *arguments[2:])
-        comm = fastcoll.communicator(self.group)
-        if self.case.door == "direct":
-            return getattr(comm, name)(*arguments, **options)
-        plan = getattr(comm, f"{name}_plan")(*arguments, **options)
-        kept = [(output, output.clone()) for output in self.outputs]
-        plan()
-        for output, content in kept:
-            output.copy_(content)
-        plan()
-
-    def call_operator(self, output: Tensor, *rest: Any, **options: Any) -> None:
-        """Make the call by an operator: by one that returns a tensor, or that writes into a tensor."""
-        call = getattr(torch.ops.fastcoll, OPERATORS[self.case.collective])
-        name = self.group.group_name
-        op = [self.case.op.lower()] if options else []
-        if self.case.collective == "all_reduce":
-            rest = (output,)
-        if self.case.collective == "all_to_all_single" and len(rest) == 1:
-            rest = (*rest, [], [])
-        if self.case.seed % 2:
-            gathers = self.case.collective in ("all_gather_single", "reduce_scatter_single")
-            size = [self.size] if gathers else []
-            output.copy_(call(*rest, *op, *size, name).view(output.shape))
-        elif self.case.collective == "all_reduce":
-            torch.ops.fastcoll.all_reduce_(output, *op, name)
-        else:
-            getattr(torch.ops.fastcoll, f"{call.__name__}_out")(*rest, *op, name, out=output)
 
     def assert_reduced(self, actual: Tensor, tensors: Sequence[Tensor]) -> None:
         complex_product = self.case.op == "PRODUCT" and self.case.dtype in COMPLEX

@@ -10,16 +10,15 @@ from backend import IS_GLOO, all_gather_single, beyond_gloo, name_of, reduce_sca
 from collective_cases import (
     MOVED,
     MOVING,
-    OPERATORS,
     REDUCED,
     REDUCING,
-    ROOTED,
     STACKING,
     Case,
     collectives,
     operations,
     run_all,
 )
+from collective_doors import OPERATORS, ROOTED
 from on_ranks import on_ranks
 from oracle import GLOO_MOVES, GLOO_REDUCES, assert_reduced, assert_same, sample
 
