@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fastcoll._launch import launch
+from fastcoll._launch import run_or_launch
 from fastcoll.bench import mpi, plot
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
@@ -65,9 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     if problem:
         print(f"fastcoll.bench: {problem}", file=sys.stderr)
         return 2
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    return launch([sys.executable, "-m", "fastcoll.bench", *arguments], options.nproc)
+    return run_or_launch("fastcoll.bench", run_rank, arguments, options.nproc)
 
 
 if __name__ == "__main__":

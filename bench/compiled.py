@@ -8,7 +8,6 @@ it is what communication costs.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fastcoll._compile import compile
-from fastcoll._launch import launch
+from fastcoll._launch import run_or_launch
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
@@ -27,7 +26,7 @@ from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.record import command_line
 from fastcoll.bench.run import Candidate, Run, open_run
 from fastcoll.bench.table import Column, Table
-from fastcoll.examples.tensor_parallel_generate import LAYERS, Transformer, shard
+from fastcoll.examples.tensor_parallel_generate import Transformer, shard
 
 __all__ = ["ALONE", "main", "run_rank"]
 
@@ -56,17 +55,17 @@ def _without_collectives(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _candidate(run: Run, weights: dict[str, Tensor], expected: Tensor, peer: Peer) -> Candidate:
+def _candidate(run: Run, model: Transformer, expected: Tensor, peer: Peer) -> Candidate:
     assert peer.group is not None
     compiler = compile if peer.way == "compile" else torch.compile
-    call = _bind(shard(weights, peer.group), compiler)
+    call = _bind(shard(model, peer.group), compiler)
     call()
     backend: Any = peer.group._get_backend(run.device)
     before = backend._get_sequence_number_for_group()
     call()
-    calls = backend._get_sequence_number_for_group() - before
-    if calls != 2 * LAYERS:
-        raise RuntimeError(f"{calls} collectives of {peer.name} in a step, not {2 * LAYERS}")
+    calls, must = backend._get_sequence_number_for_group() - before, 2 * len(model.layers)
+    if calls != must:
+        raise RuntimeError(f"{calls} collectives of {peer.name} in a step, not {must}")
 
     def verify() -> int:
         return int((call() - expected).abs().gt(1e-4).sum())
@@ -78,16 +77,19 @@ def _measure(run: Run, advance: Call) -> dict[str, Any]:
     torch.manual_seed(run.options.seed)
     model = Transformer().eval().requires_grad_(False)
     expected = _bind(model, lambda model, fullgraph: model)()
-    weights = model.state_dict()
     assert run.peers[0].group is not None
     options = {"post_grad_custom_post_pass": _without_collectives}
     compiler = partial(torch.compile, options=options)
-    alone = _bind(shard(weights, run.peers[0].group), compiler)
+    alone = _bind(shard(model, run.peers[0].group), compiler)
     alone()
-    makers = {peer.name: partial(_candidate, run, weights, expected, peer) for peer in run.peers}
+    makers = {peer.name: partial(_candidate, run, model, expected, peer) for peer in run.peers}
     beside = {ALONE: partial(take_turn, alone, run.device)}
     found, unsupported, disturbed = run.compare(makers, beside, False, advance)
-    case = {"model": "a token through 4 layers", "across_ranks": "median", **disturbed}
+    case = {
+        "model": f"a token through {len(model.layers)} layers",
+        "across_ranks": "median",
+        **disturbed,
+    }
     return {**case, "alone": found.pop(ALONE), "backends": found, "unsupported": unsupported}
 
 
@@ -115,10 +117,7 @@ def _options(arguments: list[str]) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one rank if RANK is set, else starts ``--nproc`` ranks; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    nproc = _options(arguments).nproc
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    return launch([sys.executable, "-m", "fastcoll.bench.compiled", *arguments], nproc)
+    return run_or_launch("fastcoll.bench.compiled", run_rank, arguments, _options(arguments).nproc)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The options are those of ``python -m fastcoll.bench``. ``gloo`` and ``fastcoll``
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll._communicator import communicator
-from fastcoll._launch import launch
+from fastcoll._launch import run_or_launch
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
@@ -110,10 +109,7 @@ def _options(arguments: list[str]) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one rank if RANK is set, else starts ``--nproc`` ranks; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    nproc = _options(arguments).nproc
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    return launch([sys.executable, "-m", "fastcoll.bench.objects", *arguments], nproc)
+    return run_or_launch("fastcoll.bench.objects", run_rank, arguments, _options(arguments).nproc)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 First all ranks train the same model until it knows a text by heart. Then they generate the text, each with its share
 of the heads and of the hidden units. Each layer makes two all-reduces of one token. ``fastcoll.compile`` turns each
-into one call.
+into one call. An argument is the number of layers, 4 otherwise.
 
 Expected output, with other times. These are of one run on an idle machine with 2 cores:
 
@@ -19,6 +19,7 @@ Expected output, with other times. These are of one run on an idle machine with 
 
 import inspect
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -84,10 +85,10 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A model of bytes."""
 
-    def __init__(self, shards: int = 1) -> None:
+    def __init__(self, layers: int = LAYERS, shards: int = 1) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.layers = nn.ModuleList(Layer(shards) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(shards) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
@@ -118,12 +119,12 @@ def train(model: nn.Module, steps: int) -> None:
         optimizer.step()
 
 
-def shard(weights: dict[str, Tensor], group: dist.ProcessGroup) -> nn.Module:
-    """Returns the model with its weights split over the ranks of a group."""
+def shard(whole: Transformer, group: dist.ProcessGroup) -> nn.Module:
+    """Returns a model with the weights of ``whole``, split over the ranks of a group."""
     # DTensor takes meshes without names for equal, and then calls the group of the first one.
     mesh = dist.DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.group_name,))
-    model = Transformer(mesh.size()).eval().requires_grad_(False)
-    model.load_state_dict(weights)
+    model = Transformer(len(whole.layers), mesh.size()).eval().requires_grad_(False)
+    model.load_state_dict(whole.state_dict())
     for layer in model.layers:
         parallelize_module(layer, mesh, SPLIT)
     return model
@@ -142,16 +143,13 @@ def generate(step: Callable[[Tensor, Tensor], Tensor], label: str) -> tuple[byte
     return bytes(written), 1 / statistics.median(times)
 
 
-def main(steps: int = 100) -> None:
+def main(layers: int = LAYERS) -> None:
     """Trains, generates in all ways, and prints the tokens a second."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = Transformer()
-    train(model, steps)
-    sharded = {
-        name: shard(model.state_dict(), dist.new_group(backend=name))
-        for name in ("gloo", "fastcoll")
-    }
+    model = Transformer(layers)
+    train(model, 100)
+    sharded = {name: shard(model, dist.new_group(backend=name)) for name in ("gloo", "fastcoll")}
     plain = partial(torch.compile, fullgraph=True)
     ways = {
         "gloo, eager": sharded["gloo"],
@@ -173,5 +171,5 @@ def main(steps: int = 100) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("fastcoll")
-    main()
+    main(*map(int, sys.argv[1:]))
     dist.destroy_process_group()

@@ -1,14 +1,11 @@
 """Functional collectives, eager, under autograd and under torch.compile."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from on_ranks import on_ranks
 from oracle import assert_reduced, assert_same, sample
-from world import here
 
 
 def of_all(shape=(6, 4), seed=0):
@@ -140,8 +137,5 @@ def test_compiled_with_gradients():
 
 
 @pytest.mark.full
-@on_ranks(2, deadline=110.0)
-def test_compiled_by_inductor():
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(here().scratch)
-    with torch._inductor.config.patch(compile_threads=1, cpp_cache_precompile_headers=False):
-        compiled("inductor", step)
+def test_compiled_by_inductor(world):
+    world(2).run(compiled, "inductor", step)
