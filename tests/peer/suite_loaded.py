@@ -15,7 +15,9 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from test_distributed_suite import TESTS
+from torch.distributed import distributed_c10d
 
 os.environ.update(BACKEND="gloo", WORLD_SIZE="4", INIT_METHOD="file:///set/per/test")
 from torch.testing._internal.common_distributed import TEST_SKIPS
@@ -113,6 +115,26 @@ def _barrier_by_files(wait_for: int | None = None, timeout: float = 60) -> None:
 
 
 distributed_test.Barrier.sync = staticmethod(_barrier_by_files)
+
+
+_wrap = distributed_c10d._create_process_group_wrapper
+
+
+def _wrap_on_all(
+    wrapped_pg: Any, store_prefix: str, store: dist.Store, rank: int, world_size: int, **named: Any
+) -> Any:
+    """Wraps a group, and returns when all ranks have.
+
+    torch's wrapper connects a gloo group, which fails on a rank whose peer has already left the group.
+    """
+    wrapper = _wrap(wrapped_pg, store_prefix, store, rank, world_size, **named)
+    if store.add(f"{store_prefix}/wrapped", 1) == world_size:
+        store.set(f"{store_prefix}/wrapped_by_all", "")
+    store.wait([f"{store_prefix}/wrapped_by_all"])
+    return wrapper
+
+
+distributed_c10d._create_process_group_wrapper = _wrap_on_all
 
 
 def _with_globals(function: Any, **names: Any) -> Any:
