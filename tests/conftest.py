@@ -27,6 +27,9 @@ settings.load_profile("fixed")
 
 def pytest_configure(config: pytest.Config) -> None:
     suite_rules.watch_pauses()
+    # Inductor starts no compilers of Triton in each rank, and compiles no probes of the processor.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     # Triton reads TRITON_INTERPRET when a kernel is decorated, its own kernels included. So it is set before any
     # test module is imported, and no conftest.py imports Triton.
     # Every run interprets kernels on CPU tensors, except a run of only `gpu` items.

@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from oracle import assert_alike, bits
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 __all__ = [
     "Branches",
@@ -131,6 +129,8 @@ def backward_alone(
 
 def sharded(model: nn.Sequential, **options: Any) -> nn.Module:
     """Apply FSDP2 to each linear layer of a module, and to the whole."""
+    from torch.distributed.fsdp import fully_shard  # takes a process a second
+
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, **options)
@@ -172,7 +172,7 @@ class Given(nn.Module):
 
 def full(tensor: Tensor) -> Tensor:
     """Return the whole tensor, if this rank has only a shard of it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def parameters_of(model: nn.Module) -> Tensor:

@@ -1,34 +1,35 @@
 """The benchmark of a compiled model: a run in which one way makes no collectives, which it must notice."""
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
+from unittest import mock
 
 import pytest
+import torch
 from backend import beyond_gloo
+from bench_ranks import FEW, run_on
 
 pytestmark = [beyond_gloo("it measures both backends by itself"), pytest.mark.full]
 
 
-def test_a_way_that_makes_no_collectives_is_not_measured(tmp_path):
-    script, path = tmp_path / "none.py", tmp_path / "record.jsonl"
-    script.write_text(
-        "import functools, sys, torch\n"
-        "from fastcoll.bench import compiled\n"
-        "options = {'post_grad_custom_post_pass': compiled._without_collectives}\n"
-        "compiled.compile = lambda model, fullgraph: torch.compile(model, options=options)\n"
-        "compiled.Transformer = functools.partial(compiled.Transformer, 1)\n"
-        "sys.exit(compiled.main())"
-    )
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)),
-        *("-n", "1", "--rounds", "1", "-w", "0", "--json", str(path)),
-        *("--backend", "fastcoll,fastcoll-compile"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert ended.returncode == 0, ended.stderr
+def run_rank(arguments):
+    """Be one rank. The model has one layer, and fastcoll.compile drops its collectives."""
+    from fastcoll.bench import compiled
+
+    options = {"post_grad_custom_post_pass": compiled._without_collectives}
+    fake = {
+        "compile": lambda model, fullgraph: torch.compile(model, options=options),
+        "Transformer": partial(compiled.Transformer, 1),
+    }
+    with mock.patch.multiple(compiled, **fake):
+        return compiled.run_rank(arguments)
+
+
+def test_a_way_that_makes_no_collectives_is_not_measured(world, tmp_path):
+    path = tmp_path / "record.jsonl"
+    chosen = ("--backend", "fastcoll,fastcoll-compile", "--json", path)
+    ended = run_on(world, 2, *FEW, *chosen, module=__name__)
+    assert ended.status == 0, ended
     _, case = map(json.loads, path.read_text().splitlines())
     assert "0 collectives of fastcoll-compile in a step, not 2" in str(case["unsupported"])
     assert set(case["backends"]) == {"fastcoll"}

@@ -1,23 +1,21 @@
 """The benchmark of objects: a short run of it, and a wrong result that it must notice."""
 
 import json
-import os
-import subprocess
-import sys
+from unittest import mock
 
 import pytest
 from backend import beyond_gloo
+from bench_ranks import FEW, run_on
+
+from fastcoll.bench import objects
 
 pytestmark = [beyond_gloo("it measures both backends by itself"), pytest.mark.full]
 
-SHORT = ["-n", "1", "--rounds", "1", "-w", "0"]
 
-
-def test_a_short_run(tmp_path):
+def test_a_short_run(world, tmp_path):
     path = tmp_path / "record.jsonl"
-    command = [sys.executable, "-m", "fastcoll.bench.objects", *SHORT, "--json", str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_on(world, 2, *FEW, "--json", path, module="fastcoll.bench.objects")
+    assert ended.status == 0, ended
     head, *cases = map(json.loads, path.read_text().splitlines())
     assert head["command"].startswith("python -m fastcoll.bench.objects -n 1")
     assert len(cases) == 10
@@ -27,25 +25,13 @@ def test_a_short_run(tmp_path):
     assert "wrong elements: 0 OK" in ended.stdout
 
 
-def test_a_wrong_object_is_counted(tmp_path):
-    wrong = (
-        "import sys; from fastcoll.bench import objects; objects._equal = lambda one, other: False\n"
-        "sys.exit(objects.main())"
-    )
-    script = tmp_path / "wrong.py"
-    script.write_text(wrong)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *(str(script), *SHORT, "--backend", "fastcoll-direct"),
-    ]
-    ended = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert ended.returncode != 0
-    assert "wrong elements: 20" in ended.stdout or "wrong elements: 40" in ended.stdout, (
-        ended.stdout
-    )
+def run_rank(arguments):
+    """Be one rank that takes every object for wrong."""
+    with mock.patch.object(objects, "_equal", lambda one, other: False):
+        return objects.run_rank(arguments)
+
+
+def test_a_wrong_object_is_counted(world):
+    ended = run_on(world, 2, *FEW, "--backend", "fastcoll-direct", module=__name__)
+    assert ended.status == 1
+    assert "wrong elements: 20" in ended.stdout or "wrong elements: 40" in ended.stdout, ended

@@ -1,5 +1,7 @@
 """Jobs that torchrun starts, and starts again after a death; and one with torchrun's variables."""
 
+import contextlib
+
 import pytest
 import torch
 from backend import BACKEND, beyond_gloo
@@ -48,27 +50,19 @@ def test_restart_after_a_killed_worker(tmp_path):
 
 @pytest.mark.full
 @beyond_gloo("its second life reads the addresses of the first (pytorch#135712)")
-def test_both_hosts_restart_after_a_killed_worker(tmp_path):
-    loud = {"FASTCOLL_DEBUG": "INFO"}
-    path = tmp_path / "checkpoint"
-    printed = torchrun("die_once.py", path, max_restarts=2, hosts=2, environment=loud)
-    assert printed.count("having started at step 3") == 4
-    assert "on 2 hosts" in printed
-    assert "rank 1 (pid" in printed, "the survivors do not name it"
-    expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
-    assert_like(trained(path), expected)
-
-
-@pytest.mark.full
-@beyond_gloo("fastcoll's own hosts")
-@pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing() or "-")
-def test_hosts_that_see_nothing_of_each_others_processes(tmp_path):
-    """Each host has namespaces of its own, on a switch: shards inside of hosts, then a restart of both."""
-    with namespaces.Cluster(2, 0) as cluster:
-        printed = torchrun("hybrid_shards.py", cluster=cluster)
-        again = torchrun("die_once.py", tmp_path / "checkpoint", max_restarts=2, cluster=cluster)
-    assert again.count("having started at step 3") == 4
-    expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
-    assert_like(trained(tmp_path / "checkpoint"), expected)
+def test_shards_inside_of_hosts_and_a_restart_of_both(tmp_path):
+    """Hosts have namespaces and a switch where the kernel allows it: they see no process of each other."""
+    path, loud = tmp_path / "checkpoint", {"FASTCOLL_DEBUG": "INFO"}
+    with contextlib.ExitStack() as ended:
+        cluster = None if namespaces.missing() else ended.enter_context(namespaces.Cluster(2, 0))
+        printed = torchrun("hybrid_shards.py", hosts=2, cluster=cluster)
+        again = torchrun(
+            *("die_once.py", path), max_restarts=2, hosts=2, environment=loud, cluster=cluster
+        )
     for rank in range(4):
         assert f"rank {rank} shards over ['shm', 'gloo']" in printed
+    assert again.count("having started at step 3") == 4
+    assert "on 2 hosts" in again
+    assert "rank 1 (pid" in again, "the survivors do not name it"
+    expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert_like(trained(path), expected)
