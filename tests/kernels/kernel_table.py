@@ -2,7 +2,7 @@
 
 No GPU is needed. For each configuration and architecture: registers, spills, shared memory, programs that
 fit on a multiprocessor, and how wide the accesses to global memory are, read off the machine code.
-``--check`` compares with the recorded table and fails when a row got worse; ``--record`` records it anew.
+``--check`` compares with the recorded table and fails when a row differs; ``--record`` records it anew.
 """
 
 from __future__ import annotations
@@ -92,15 +92,20 @@ class Row:
         return found
 
 
-def analyse(configurations: Sequence[Any], architectures: Sequence[int]) -> list[Row]:
-    """Returns the rows of configurations; they share the start of the disassembler, once an architecture."""
+def analyse(
+    configurations: Sequence[Any], architectures: Sequence[int], code: Path | None = None
+) -> list[Row]:
+    """Returns the rows of configurations; they share the start of the disassembler, once an architecture.
+
+    A file of this process in the folder ``code`` gets a line for each row: its key, PTX and instructions.
+    """
     import machine_code
     from ahead_of_time import compile_for_each
 
     from fastcoll.kernels._launch import require_parameters
 
     compiled = [compile_for_each(configuration, architectures) for configuration in configurations]
-    rows = []
+    rows, lines = [], []
     for position, architecture in enumerate(architectures):
         kernels = [each[position] for each in compiled]
         codes = machine_code.disassemble([kernel.asm["cubin"] for kernel in kernels], architecture)
@@ -122,6 +127,10 @@ def analyse(configurations: Sequence[Any], architectures: Sequence[int]) -> list
                     configuration.wide,
                 )
             )
+            texts = [text for _, text in instructions]
+            lines.append(json.dumps([rows[-1].key, kernel.asm["ptx"], texts]))
+    if code is not None:
+        (code / f"{os.getpid()}.jsonl").write_text("\n".join(lines))
     return rows
 
 
@@ -133,7 +142,12 @@ def _resident(registers: int, shared: int, threads: int, architecture: int) -> i
 
 
 def _rows_of(
-    modules: Sequence[str], architectures: Sequence[int], only: str, part: int, parts: int
+    modules: Sequence[str],
+    architectures: Sequence[int],
+    only: str,
+    code: Path | None,
+    part: int,
+    parts: int,
 ) -> list[Row]:
     # Takes a quarter of the time; the code is the same.
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
@@ -144,7 +158,7 @@ def _rows_of(
         if only in configuration.name
     ]
     chosen = found[part::parts]
-    return analyse(chosen, architectures) if chosen else []
+    return analyse(chosen, architectures, code) if chosen else []
 
 
 def collect(
@@ -152,6 +166,7 @@ def collect(
     architectures: Sequence[int] = ARCHITECTURES,
     only: str = "",
     jobs: int = 0,
+    code: Path | None = None,
 ) -> list[Row]:
     """Compiles and analyses configurations in parallel processes.
 
@@ -160,6 +175,7 @@ def collect(
         architectures: Compute capabilities.
         only: A part of the names of the configurations that are wanted.
         jobs: Processes; 0 takes the cores that this process may use.
+        code: A folder for files of lines, each a row's key, PTX and instructions.
 
     Raises:
         RuntimeError: TRITON_INTERPRET is set: interpreted kernels do not compile.
@@ -175,7 +191,8 @@ def collect(
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         # Every so many-th configuration, so that all processes end at about the same time.
         tasks = [
-            pool.submit(_rows_of, modules, architectures, only, part, jobs) for part in range(jobs)
+            pool.submit(_rows_of, modules, architectures, only, code, part, jobs)
+            for part in range(jobs)
         ]
         rows = [row for task in tasks for row in task.result()]
     names = [row.name for row in rows]
@@ -190,38 +207,14 @@ def collect(
     return rows
 
 
-def compare(rows: Sequence[Row], recorded: dict[str, Any]) -> list[str]:
-    """Returns in which rows the code is worse than recorded: fewer programs fit, or accesses are narrower.
-
-    Args:
-        rows: Of now.
-        recorded: ``{key: row as a dict}``.
-
-    Returns:
-        A sentence for each fault; also for rows that one of the two lacks.
-    """
-    found = [fault for row in rows for fault in row.faults()]
-    for row in rows:
-        before = recorded.get(row.key)
-        if before is None:
-            found.append(f"{row.key}: not in the recorded table; record it with --record")
-            continue
-        if row.resident < before["resident"]:
-            found.append(
-                f"{row.key}: expected {before['resident']} programs on a multiprocessor ({before['registers']} "
-                f"registers, {before['shared']} B shared), got {row.resident} ({row.registers}, {row.shared} B)"
-            )
-        for what in ("loads", "stores"):
-            now, then = getattr(row, what), before[what]
-            if _narrow(now) > _narrow(then) or now.get("128", 0) < then.get("128", 0):
-                found.append(f"{row.key}: expected {what} {then}, got {now} (bits: number)")
-    keys = {row.key for row in rows}
-    found += [f"{key}: recorded, but no configuration now" for key in recorded if key not in keys]
-    return found
-
-
-def _narrow(counts: Mapping[str, int]) -> int:
-    return sum(number for bits, number in counts.items() if int(bits) < 128)
+def compare(rows: Sequence[Row], recorded: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each row that is not as recorded, ``{key: row as a dict}``, and each that one lacks."""
+    found = {row.key: asdict(row) for row in rows}
+    return [
+        f"{key}: expected {recorded.get(key)}, got {found.get(key)}. If the change is meant: --record"
+        for key in {**recorded, **found}
+        if recorded.get(key) != found.get(key)
+    ]
 
 
 def _lines(rows: Sequence[Row]) -> list[str]:
@@ -254,6 +247,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES))
     parser.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
+    parser.add_argument("--code", type=Path, help="write PTX and machine code into this folder")
     parser.add_argument("--check", action="store_true", help="compare with the recorded table")
     parser.add_argument("--record", action="store_true", help="write the table to compare with")
     return parser.parse_args(arguments)
@@ -263,17 +257,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table.
 
     Returns:
-        The exit status: 1 if a row has a fault or is worse than recorded.
+        The exit status: 1 if a row has a fault or is not as recorded.
     """
     import triton
 
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    rows = collect(architectures=options.arch, only=options.only, jobs=options.jobs)
+    rows = collect(
+        architectures=options.arch, only=options.only, jobs=options.jobs, code=options.code
+    )
     print("\n".join(_lines(rows)))
     print(f"# Triton {triton.__version__}; {len(rows)} rows")
     table = {row.key: asdict(row) for row in rows}
     for path in filter(None, (options.json, options.record and RECORDED)):
         path.write_text(_text(triton.__version__, table))
+    faults = [fault for row in rows for fault in row.faults()]
     if options.check:
         recorded = json.loads(RECORDED.read_text())
         wanted = {
@@ -281,9 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for key, row in recorded["rows"].items()
             if options.only in row["name"] and row["architecture"] in options.arch
         }
-        faults = compare(rows, wanted)
-    else:
-        faults = [fault for row in rows for fault in row.faults()]
+        faults += compare(rows, wanted)
     for fault in faults:
         print(f"# {fault}")
     print(f"# {len(faults)} faults {'FAILED' if faults else 'OK'}")
