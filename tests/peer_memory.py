@@ -25,7 +25,7 @@ DEVICE = "recording:0"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedFiles:
-    """A ``Mapper`` of fastcoll.cuda.mapping.
+    """Memory of files, in place of fastcoll.cuda.mapping's ``TorchSymmetricMemory``.
 
     Attributes:
         polls_per_second: How often a wait polls a flag, for the engine.

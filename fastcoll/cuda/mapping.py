@@ -1,4 +1,4 @@
-"""Mappers of peer memory, by device type: torch symmetric memory on CUDA devices."""
+"""Memory that all ranks of a group map, by device type: torch symmetric memory on CUDA devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,58 +17,7 @@ from fastcoll._load import C
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.peer_atomics import without_atomics
 
-__all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
-
-
-class Mapper(Protocol):
-    """Makes memory that all ranks of a group map.
-
-    Attributes:
-        polls_per_second: How often a waiting kernel polls a flag, at most.
-    """
-
-    polls_per_second: int
-
-    def host(self) -> str:
-        """Returns a text that is equal on ranks that can map each other's memory."""
-
-    def device_identity(self, device: torch.device) -> str:
-        """Returns an id that is unique on the host; "" if ranks may share a device."""
-
-    def missing(self) -> str:
-        """Returns what the mapper lacks in this process, or ""."""
-
-    def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
-        """Checks that kernels on the device can set flags in the memory of those peers that this process sees.
-
-        Args:
-            device: This rank's device.
-            peers: ``device_identity`` of all ranks.
-
-        Raises:
-            RuntimeError: They cannot.
-        """
-
-    def allocate(self, size: int, device: torch.device) -> Tensor:
-        """Returns uint8 [size] that can be mapped; `device` is as kernels name it."""
-
-    def map(
-        self, memory: Tensor, name: str, member: Member, store: Store, seconds: float
-    ) -> Sequence[int]:
-        """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives.
-
-        Waits without the GIL, and forever if a rank has died, so call it on a thread. `seconds` limits the wait for
-        another group of this process that is mapping.
-        """
-
-    def free(self, memory: Tensor) -> None:
-        """Unmaps the memory that ``map`` mapped; waits for the device without the GIL."""
-
-    def kernel_device(self, device: torch.device) -> torch.device:
-        """Returns the name that kernels use for memory of `device`."""
-
-    def apart(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Runs a block's launches on a separate stream; waits at its end for these launches only."""
+__all__ = ["MAPPERS", "TorchSymmetricMemory", "rendezvous"]
 
 
 class TorchSymmetricMemory:
@@ -76,6 +25,9 @@ class TorchSymmetricMemory:
 
     TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which torch reads too, allows several ranks on one device. The device
     then runs the processes in time slices, so a step takes milliseconds.
+
+    Attributes:
+        polls_per_second: How often a waiting kernel polls a flag, at most.
     """
 
     # A poll is an atomic operation on own memory. It takes a GPU more than 100 ns, and polls follow each other.
@@ -84,7 +36,10 @@ class TorchSymmetricMemory:
     polls_per_second = 10_000_000
 
     def host(self) -> str:
-        """Returns the boot id and what ranks must share to pass memory on: pid namespace and folder of sockets."""
+        """Returns a text that is equal on ranks that can map each other's memory.
+
+        It has the boot id and what ranks must share to pass memory on: pid namespace and folder of sockets.
+        """
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             processes = os.readlink("/proc/self/ns/pid")
@@ -94,7 +49,7 @@ class TorchSymmetricMemory:
         return f"{boot} {processes} {folder.st_dev}:{folder.st_ino}"
 
     def device_identity(self, device: torch.device) -> str:
-        """Returns the GPU's UUID; "" if devices may overlap."""
+        """Returns the GPU's UUID, which is unique on the host; "" if ranks may share a device."""
         overlaps = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
         return "" if overlaps else self._uuid(device)
 
@@ -103,7 +58,7 @@ class TorchSymmetricMemory:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
 
     def missing(self) -> str:
-        """Returns that torch has no symmetric memory, or that another backend of it was chosen, or ""."""
+        """Returns what is missing in this process, or "": torch has no symmetric memory, or another backend of it."""
         try:
             from torch._C._distributed_c10d import _SymmetricMemory
         except ImportError:
@@ -117,7 +72,15 @@ class TorchSymmetricMemory:
         return ""
 
     def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
-        """Checks the GPUs that this process sees, through the driver."""
+        """Checks through the driver that kernels on the device can set flags in the memory of the peers.
+
+        Args:
+            device: This rank's device.
+            peers: ``device_identity`` of all ranks. Only GPUs that this process sees are checked.
+
+        Raises:
+            RuntimeError: They cannot.
+        """
         seen = {
             self._uuid(torch.device("cuda", index)): index
             for index in range(torch.cuda.device_count())
@@ -130,30 +93,40 @@ class TorchSymmetricMemory:
             )
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
-        """Returns a separate allocation: memory from a pool may begin behind the start of the mapped block."""
+        """Returns uint8 [size] that can be mapped; `device` is as kernels name it.
+
+        It is a separate allocation: memory from a pool may begin behind the start of the mapped block.
+        """
         return C.symmetric_empty(size, device).zero_()
 
     def map(
         self, memory: Tensor, name: str, member: Member, store: Store, seconds: float
     ) -> Sequence[int]:
-        """Returns the addresses of all ranks' memory."""
+        """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives.
+
+        Waits without the GIL, and forever if a rank has died, so call it on a thread. `seconds` limits the wait for
+        another group of this process that is mapping.
+        """
         with torch.cuda.device(memory.device):
             handle = rendezvous(memory, name, member, store, seconds)
         memory.symmetric_memory = handle  # type: ignore[attr-defined]
         return list(handle.buffer_ptrs)
 
     def free(self, memory: Tensor) -> None:
-        """Unmaps it."""
+        """Unmaps the memory that ``map`` mapped; waits for the device without the GIL."""
         memory.symmetric_memory = None  # type: ignore[attr-defined]
         C.symmetric_free(memory)
 
     def kernel_device(self, device: torch.device) -> torch.device:
-        """Returns the device itself."""
+        """Returns the name that kernels use for memory of `device`: the same."""
         return device
 
     @contextlib.contextmanager
     def apart(self, device: torch.device) -> Iterator[None]:
-        """Runs the block on a stream of torch's pool, which waits for no other stream, not even the default one."""
+        """Runs a block's launches on a separate stream; waits at its end for these launches only.
+
+        The stream is of torch's pool, and waits for no other stream, not even the default one.
+        """
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             yield
@@ -195,5 +168,5 @@ def rendezvous(memory: Tensor, name: str, member: Member, store: Store, seconds:
         del group
 
 
-MAPPERS: dict[str, Mapper] = {"cuda": TorchSymmetricMemory()}
+MAPPERS: dict[str, TorchSymmetricMemory] = {"cuda": TorchSymmetricMemory()}
 """By device type."""

@@ -30,7 +30,7 @@ from fastcoll.cuda.ballot import Ballot, Refused
 from fastcoll.cuda.channels import Share
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.lives import Lives
-from fastcoll.cuda.mapping import MAPPERS, Mapper
+from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory
 from fastcoll.cuda.peer_memory import PeerMemory
 from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
@@ -104,7 +104,7 @@ class Region:
 
 
 def _record(
-    mapper: Mapper | None, device: torch.device, wish: Wish, channels: int
+    mapper: TorchSymmetricMemory | None, device: torch.device, wish: Wish, channels: int
 ) -> dict[str, Any]:
     """Returns what this rank has; a problem is part of the record, because the other ranks wait for the record."""
     found: dict[str, Any] = {
@@ -259,7 +259,7 @@ def open_region(
     return Region(topology, thresholds, peers, pids)
 
 
-def _try_lists(mapper: Mapper, device: torch.device) -> None:
+def _try_lists(mapper: TorchSymmetricMemory, device: torch.device) -> None:
     where = mapper.kernel_device(device)
     with mapper.apart(where):
         require_lists(where)
@@ -271,7 +271,7 @@ def _map_regions(
     device: torch.device,
     patience: float,
     room: Room,
-    mapper: Mapper,
+    mapper: TorchSymmetricMemory,
     ballot: Ballot,
     instance: str,
     identities: Sequence[str],
