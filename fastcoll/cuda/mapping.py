@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.peer_atomics import without_atomics
 
 __all__ = ["MAPPERS", "TorchSymmetricMemory", "rendezvous"]
+
+_NATIVE_ATOMIC_SUPPORTED = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, in cuda.h
 
 
 class TorchSymmetricMemory:
@@ -86,7 +88,7 @@ class TorchSymmetricMemory:
             for index in range(torch.cuda.device_count())
         }
         ranks = {seen[peer]: rank for rank, peer in enumerate(peers) if peer in seen}
-        if lacking := without_atomics(device.index, ranks):
+        if lacking := _without_atomics(device.index, ranks):
             raise RuntimeError(
                 f"the GPU of rank {ranks[lacking[0]]} takes no atomic operations from {device}, without which kernels "
                 "cannot set flags (PCIe without NVLink, as a rule)"
@@ -131,6 +133,42 @@ class TorchSymmetricMemory:
         with torch.cuda.stream(stream):
             yield
             stream.synchronize()
+
+
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")  # torch has loaded and initialized it
+
+
+def _without_atomics(own: int, others: Iterable[int]) -> list[int]:
+    """Returns the other devices whose memory takes no atomic operations from a device, as the driver reports.
+
+    Kernels set flags in the peers' memory by atomic operations. NVLink carries them. Over PCIe many machines do not,
+    even if peers can map each other's memory, and a flag may then be lost.
+
+    Args:
+        own: Index of the device in this process.
+        others: Indices of other devices. A device that the driver has no data for is not returned.
+    """
+    try:
+        driver = _driver()
+        ask, find = driver.cuDeviceGetP2PAttribute, driver.cuDeviceGet
+    except (OSError, AttributeError):
+        return []
+
+    def handle(index: int) -> ctypes.c_int | None:
+        found = ctypes.c_int(-1)
+        return None if find(ctypes.byref(found), ctypes.c_int(index)) else found
+
+    def lacks(other: int) -> bool:
+        value, source, target = ctypes.c_int(1), handle(own), handle(other)
+        if source is None or target is None:
+            return False
+        return (
+            ask(ctypes.byref(value), _NATIVE_ATOMIC_SUPPORTED, source, target) == 0
+            and value.value == 0
+        )
+
+    return [other for other in others if other != own and lacks(other)]
 
 
 def _socket_folder() -> str:

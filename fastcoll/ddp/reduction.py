@@ -15,7 +15,6 @@ from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, serving_backend
 from fastcoll.coalesced import all_reduce_coalesced
-from fastcoll.cuda.gradients import casts
 from fastcoll.ddp.statistics import used_here
 
 __all__ = [
@@ -150,7 +149,7 @@ def reduce_bucket(
             return BucketReduction(works[0], None, squares[0] if squares else None)
         return _several(works, squares)
     ours = serving_backend(group, first.device) is not None
-    if group is not None and ours and (wire is None or casts(first, group)):
+    if group is not None and ours and (wire is None or _casts(first, group)):
         return _coalesced(tensors, wire, settings)
     if len(tensors) == 1:
         return _composed(first, wire, settings)
@@ -289,3 +288,21 @@ def shares_of(buffer: Tensor, group: ProcessGroup | None) -> list[Tensor]:
 
 def _new_square(like: Tensor) -> Tensor:
     return torch.zeros(1, dtype=torch.float64, device=like.device)
+
+
+def _casts(tensor: Tensor, group: ProcessGroup) -> bool:
+    """Returns whether all-reduces of tensors like `tensor` cast to a 16-bit wire and back themselves.
+
+    With peer-mapped memory one kernel does it; over NCCL it is copy-in, all-to-all, one sum in float32, all-gather and
+    copy-out. Either way the sum is rounded once. The result is equal on all ranks. It is False for other dtypes than
+    float32, if Triton is missing on a rank, and before the group's first call on a device.
+
+    `tensor` is a gradient or a bucket of gradients, and `group` one of fastcoll on its device.
+    """
+    if tensor.is_cpu or tensor.dtype != torch.float32:
+        return False
+    from fastcoll.cuda.engine import engine_of
+
+    engine = engine_of(group.group_name)
+    reduces = engine.all_reduces.get(tensor.device.index) if engine is not None else None
+    return reduces is not None and reduces.region.topology.kernels

@@ -1,4 +1,4 @@
-"""The all-gather and the reduce-scatter that FSDP2 calls instead of its own."""
+"""The all-gather and the reduce-scatter that FSDP2 calls instead of its own, and ``apply``, which sets them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from fastcoll._group_backend import cpu_backend
 from fastcoll.fsdp.staging import Staging
 
-__all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter"]
+__all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter", "apply"]
 
 SHARD_WIRES = (torch.bfloat16, torch.float16)
 """The dtypes in which float32 gradients may travel."""
@@ -129,3 +130,28 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         # Only this rank sums its shard, in float32, so any order of torch's additions is right.
         add = torch.mean if op == dist.ReduceOp.AVG else torch.sum
         add(parts, 0, dtype=torch.float32, out=output.view(-1))
+
+
+def apply(module: nn.Module, *, wire_dtype: torch.dtype | None = None) -> None:
+    """Sets fastcoll's collectives in all FSDP2 modules of a module, itself included.
+
+    Clip with ``torch.nn.utils.clip_grad_norm_``, which reads the shards of this rank only.
+
+    Args:
+        module: A module sharded by ``torch.distributed.fsdp.fully_shard``.
+        wire_dtype: As for ``FusedReduceScatter``. Pass ``reduce_dtype=torch.float32`` to FSDP2 with it.
+
+    Raises:
+        ValueError: The module has no FSDP2 module, or the wire dtype is unknown.
+    """
+    modules = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    if not modules:
+        raise ValueError(
+            f"fastcoll.fsdp.apply: expected a module sharded by fully_shard, got {type(module).__name__} with no "
+            "FSDPModule in it."
+        )
+    staging = Staging()
+    gather, scatter = FusedAllGather(staging), FusedReduceScatter(wire_dtype, staging)
+    for part in modules:
+        part.set_custom_all_gather(gather)
+        part.set_custom_reduce_scatter(scatter)

@@ -19,7 +19,7 @@ from peer_memory import SharedFiles
 from torch._C import _distributed_c10d as c10d
 
 from fastcoll._load import C
-from fastcoll.cuda import deadline, peer_atomics, symmetric
+from fastcoll.cuda import deadline, mapping, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.lives import Lives
@@ -155,8 +155,8 @@ class Properties:
 
 
 def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
-    monkeypatch.setattr(peer_atomics, "_driver", Driver)
-    assert peer_atomics.without_atomics(0, [0, 1, 2, 3, 4]) == [2, 3]
+    monkeypatch.setattr(mapping, "_driver", Driver)
+    assert mapping._without_atomics(0, [0, 1, 2, 3, 4]) == [2, 3]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
     mapper = TorchSymmetricMemory()
@@ -173,8 +173,8 @@ def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch) -> None:
     def missing():
         raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(peer_atomics, "_driver", missing)
-    assert peer_atomics.without_atomics(0, [1, 2]) == []
+    monkeypatch.setattr(mapping, "_driver", missing)
+    assert mapping._without_atomics(0, [1, 2]) == []
 
 
 # --- a rank that dies ----------------------------------------------------------------------------

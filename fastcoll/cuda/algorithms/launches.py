@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from fastcoll._load import C
 from fastcoll.buckets import BucketLayout
-from fastcoll.cuda.memory import tensor_at
 
 if TYPE_CHECKING:
     from fastcoll.cuda.errors import Member
@@ -48,6 +48,33 @@ class Piece(NamedTuple):
     elements: int
 
 
+class _DeviceArray:
+    """Bytes on a CUDA device, by the protocol that torch reads."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def _tensor_at(address: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a tensor over `count` elements at an address; it owns no memory and keeps none alive.
+
+    The device is the CPU if kernels are interpreted.
+    """
+    size = count * dtype.itemsize
+    if not size:
+        return torch.empty(0, dtype=dtype, device=device)
+    if device.type == "cuda":
+        return torch.as_tensor(_DeviceArray(address, size), device=device).view(dtype)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+
+
 @dataclass(frozen=True)
 class PlanContext:
     """Where a plan runs: one group, one device, one stream, which is current.
@@ -66,7 +93,7 @@ class PlanContext:
 
     def view(self, address: int, count: int, dtype: torch.dtype) -> Tensor:
         """Returns memory at an address as a tensor for kernels."""
-        return tensor_at(address, count, dtype, self.device)
+        return _tensor_at(address, count, dtype, self.device)
 
 
 class Prepared(NamedTuple):
