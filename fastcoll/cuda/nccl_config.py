@@ -10,7 +10,6 @@ does not support is an error.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import TypeGuard
 
 from fastcoll._load import C
@@ -23,53 +22,37 @@ _MAGIC = 0xCAFEBEEF
 _NOT_SET = -(2**31)
 
 
+_TEXTS = ("netName", "commName")
+
+# The fields behind `blocking`, in NCCL's order: its name for each, and the first version that has it.
+_FIELDS = {
+    "cga_cluster_size": ("cgaClusterSize", 21700),
+    "min_ctas": ("minCTAs", 21700),
+    "max_ctas": ("maxCTAs", 21700),
+    "net_name": ("netName", 21700),
+    "split_share": ("splitShare", 21800),
+    "traffic_class": ("trafficClass", 22500),
+    "comm_name": ("commName", 22700),
+    "collnet_enable": ("collnetEnable", 22700),
+    "cta_policy": ("CTAPolicy", 22700),
+    "shrink_share": ("shrinkShare", 22700),
+    "nvls_ctas": ("nvlsCTAs", 22700),
+    "n_channels_per_net_peer": ("nChannelsPerNetPeer", 22800),
+    "nvlink_centric_sched": ("nvlinkCentricSched", 22800),
+}
+
+
 class _NcclConfig(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_size_t),
         ("magic", ctypes.c_uint),
         ("version", ctypes.c_uint),
         ("blocking", ctypes.c_int),
-        ("cgaClusterSize", ctypes.c_int),
-        ("minCTAs", ctypes.c_int),
-        ("maxCTAs", ctypes.c_int),
-        ("netName", ctypes.c_void_p),
-        ("splitShare", ctypes.c_int),
-        ("trafficClass", ctypes.c_int),
-        ("commName", ctypes.c_void_p),
-        ("collnetEnable", ctypes.c_int),
-        ("CTAPolicy", ctypes.c_int),
-        ("shrinkShare", ctypes.c_int),
-        ("nvlsCTAs", ctypes.c_int),
-        ("nChannelsPerNetPeer", ctypes.c_int),
-        ("nvlinkCentricSched", ctypes.c_int),
+        *(
+            (member, ctypes.c_void_p if member in _TEXTS else ctypes.c_int)
+            for member, _ in _FIELDS.values()
+        ),
     ]
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A field, and the first version of NCCL that has it."""
-
-    member: str
-    since: int
-
-
-_TEXTS = ("netName", "commName")
-
-_FIELDS = {
-    "cga_cluster_size": _Field("cgaClusterSize", 21700),
-    "min_ctas": _Field("minCTAs", 21700),
-    "max_ctas": _Field("maxCTAs", 21700),
-    "net_name": _Field("netName", 21700),
-    "split_share": _Field("splitShare", 21800),
-    "traffic_class": _Field("trafficClass", 22500),
-    "comm_name": _Field("commName", 22700),
-    "collnet_enable": _Field("collnetEnable", 22700),
-    "cta_policy": _Field("CTAPolicy", 22700),
-    "shrink_share": _Field("shrinkShare", 22700),
-    "nvls_ctas": _Field("nvlsCTAs", 22700),
-    "n_channels_per_net_peer": _Field("nChannelsPerNetPeer", 22800),
-    "nvlink_centric_sched": _Field("nvlinkCentricSched", 22800),
-}
 
 
 def is_set(config: C.NcclConfig | None) -> TypeGuard[C.NcclConfig]:
@@ -83,25 +66,25 @@ def check_config(library: NcclLibrary, config: C.NcclConfig | None) -> None:
     Raises:
         ValueError: A field is newer than the library, which would ignore it.
     """
-    for name, field in _FIELDS.items():
-        if getattr(config, name, None) is not None and library.version < field.since:
+    for name, (_, since) in _FIELDS.items():
+        if getattr(config, name, None) is not None and library.version < since:
             raise ValueError(
-                f"fastcoll.Options: expected NCCL {version_text(field.since)} or newer for config.{name}, got "
+                f"fastcoll.Options: expected NCCL {version_text(since)} or newer for config.{name}, got "
                 f"{version_text(library.version)}. Leave it out, or {nccl_packages()} --upgrade"
             )
 
 
 def _native(library: NcclLibrary, config: C.NcclConfig) -> _NcclConfig:
     native = _NcclConfig(size=ctypes.sizeof(_NcclConfig), magic=_MAGIC, version=library.version)
-    for number in ("blocking", *(field.member for field in _FIELDS.values())):
-        if number not in _TEXTS:
-            setattr(native, number, _NOT_SET)
-    for name, field in _FIELDS.items():
+    native.blocking = _NOT_SET
+    for name, (member, _) in _FIELDS.items():
+        if member not in _TEXTS:
+            setattr(native, member, _NOT_SET)
         value = getattr(config, name)
         if isinstance(value, str):  # NCCL keeps the pointer for good, and does not free it
             value = _copied(value)
         if value is not None:
-            setattr(native, field.member, value)
+            setattr(native, member, value)
     return native
 
 
