@@ -10,42 +10,33 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent import futures
+from typing import TypeVar
 
 __all__ = ["Call", "start"]
 
 Value = TypeVar("Value")
 
 
-class Call(Generic[Value]):
-    """A function that runs on another thread."""
+class Call(futures.Future[Value]):
+    """A function that runs on another thread; ``wait`` for it before its ``result``."""
 
     def __init__(self, function: Callable[[], Value]) -> None:
+        super().__init__()
         self._function = function
-        self._done = threading.Event()
-        self._value: list[Value] = []
-        self._error: BaseException | None = None
 
     def run(self) -> None:
         """Calls the function; keeps its exception for ``result``."""
         try:
-            self._value.append(self._function())
+            value = self._function()
         except BaseException as error:
-            self._error = error
-        finally:
-            self._done.set()
+            self.set_exception(error)
+        else:
+            self.set_result(value)
 
     def wait(self, seconds: float) -> bool:
         """Waits up to `seconds` for the function; returns whether it has ended."""
-        return self._done.wait(max(0.0, seconds))
-
-    def result(self) -> Value:
-        """Returns the value of a function that has ended, or raises what it raised."""
-        if not self._done.is_set():
-            raise RuntimeError("fastcoll.cuda: the call has not ended; wait for it first")
-        if self._error is not None:
-            raise self._error
-        return self._value[0]
+        return bool(futures.wait([self], max(0.0, seconds)).done)
 
 
 class _Worker(threading.Thread):
