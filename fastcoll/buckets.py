@@ -1,7 +1,7 @@
 """Layouts of flat buckets, and the tables with which one kernel launch serves any number of tensors.
 
 A *bucket* is one flat buffer for many tensors. ``BucketLayout`` has the place of each tensor in it, and divides
-the elements among the programs of a kernel. ``AddressTable`` holds the addresses of tensors outside of the bucket.
+the elements among the programs of a kernel. ``address_table`` makes a table of the addresses of tensors outside of it.
 This file is in layer 0, without kernels, like fastcoll/env.py.
 """
 
@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["AddressTable", "BucketLayout", "require_apart"]
+__all__ = ["AddressTable", "BucketLayout", "address_table", "require_apart"]
 
 
 def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:
@@ -186,35 +186,17 @@ def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) 
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def address_table(addresses: Sequence[int], device: torch.device) -> Tensor:
+    """Returns an int64 table of addresses, for kernels on the current stream; keep it until they are launched."""
+    return _copied(torch.tensor(addresses, dtype=torch.int64), device)
+
+
 class AddressTable:
-    """Addresses on a device, copied there only if they have changed.
-
-    A table never changes once a kernel may read it: other addresses, or another stream, get a new table.
-    So the memory of a table is used only on the stream for which it was made. Threads may share this
-    object: each gets the table of its own addresses.
-
-    Args:
-        device: Device whose kernels read the table.
-    """
+    """``address_table`` for a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One object, because no thread may read a part of another thread's update.
-        self._last: tuple[list[int], int, Tensor] | None = None
-        self.copies = 0
 
-    def refresh(self, addresses: list[int]) -> Tensor:
-        """Returns an int64 table of these addresses, for kernels on the current stream.
-
-        Keep the table until the kernel that reads it is launched.
-        """
-        stream = 0
-        if self._device.type == "cuda":
-            stream = torch.cuda.current_stream(self._device).cuda_stream
-        last = self._last
-        if last is not None and last[0] == addresses and last[1] == stream:
-            return last[2]
-        self.copies += 1
-        table = _copied(torch.tensor(addresses, dtype=torch.int64), self._device)
-        self._last = (list(addresses), stream, table)
-        return table
+    def refresh(self, addresses: Sequence[int]) -> Tensor:
+        """Returns a new table."""
+        return address_table(addresses, self._device)

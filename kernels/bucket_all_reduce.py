@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import AddressTable, BucketLayout
+from fastcoll.buckets import BucketLayout, address_table
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed
@@ -215,7 +215,6 @@ class BucketAllReduce:
         self._blocks = layout.blocks(_PIECE)
         self._configuration = _configuration(wire_dtype, dtype)
         kernel_on(self._configuration, peers.device)
-        self._addresses = AddressTable(peers.device)
         self._tables = (
             layout.block_map(_PIECE, peers.device),
             layout.device_sizes(peers.device),
@@ -244,7 +243,7 @@ class BucketAllReduce:
         """
         peers = self._peers
         peers.require_open()
-        row = self._addresses.refresh([tensor.data_ptr() for tensor in tensors])
+        row = address_table([tensor.data_ptr() for tensor in tensors], peers.device)
         programs = min(peers.layout.channels, self._blocks)
         block_map, sizes, buckets, bucket_row = (table.data_ptr() for table in self._tables)
         arguments = (

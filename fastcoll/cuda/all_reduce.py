@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcoll._load import C
-from fastcoll.buckets import AddressTable, require_apart
+from fastcoll.buckets import address_table, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
 from fastcoll.cuda.algorithms.launches import Piece, PlanContext
 from fastcoll.cuda.errors import Member
@@ -142,10 +142,10 @@ class AllReduces:
         """
         _, dtype, _, sources, outs, sizes = zip(*tasks, strict=True)
         require_apart(sizes, outs, dtype[0].itemsize, "tensors")
-        read = AddressTable(self._kernel_device).refresh(list(sources))
+        read = address_table(sources, self._kernel_device)
         written = read
         if outs != sources:
-            written = AddressTable(self._kernel_device).refresh(list(outs))
+            written = address_table(outs, self._kernel_device)
         return read.data_ptr(), written.data_ptr(), (read, written)
 
     def compile(self, tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:

@@ -1,14 +1,11 @@
-"""BucketLayout and AddressTable: the arithmetic on the host."""
-
-import sys
-from concurrent.futures import ThreadPoolExecutor
+"""BucketLayout: the arithmetic on the host."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll.buckets import AddressTable, BucketLayout, require_apart
+from fastcoll.buckets import BucketLayout, require_apart
 
 CPU = torch.device("cpu")
 
@@ -58,31 +55,3 @@ def test_tensors_that_overlap_are_refused() -> None:
     require_apart([4, 0, 4], [100, 104, 116], 4, "t")
     with pytest.raises(ValueError, match=r"overlapping memory in t\[2\] and t\[0\]"):
         require_apart([4, 0, 4], [112, 104, 100], 4, "t")
-
-
-def test_addresses_are_copied_only_when_they_change() -> None:
-    table = AddressTable(CPU)
-    first = table.refresh([1, 2])
-    assert table.refresh([1, 2]) is first and table.copies == 1
-    second = table.refresh([1, 3])
-    assert second.tolist() == [1, 3] and table.copies == 2
-    assert first.tolist() == [1, 2]  # a kernel may still read it
-
-
-def test_threads_that_share_a_table_get_what_they_asked_for() -> None:
-    table = AddressTable(CPU)
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-
-    def ask(thread: int) -> int:
-        wrong = 0
-        for turn in range(2000):
-            addresses = [thread, turn // 4]
-            wrong += table.refresh(addresses).tolist() != addresses
-        return wrong
-
-    try:
-        with ThreadPoolExecutor(6) as threads:
-            assert list(threads.map(ask, range(6))) == [0] * 6
-    finally:
-        sys.setswitchinterval(switch)
