@@ -16,7 +16,6 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -51,27 +50,6 @@ def engines() -> list[CudaEngine]:
     return list(_engines.values())
 
 
-class _Aborted:
-    """Whether the watchdog has aborted the group, in the forms that communicators and kernels expect."""
-
-    def __init__(self, communicators: C.Communicators) -> None:
-        self._communicators = communicators
-
-    def is_set(self) -> bool:
-        return self._communicators.aborted
-
-    def reason(self) -> str | None:
-        """Returns why a communicator has ended; None if it has not."""
-        return ABORTED if self._communicators.aborted else None
-
-    def wait(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds for an abort; returns whether there was one."""
-        end = time.monotonic() + timeout
-        while not self.is_set() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, 0.05))
-        return self.is_set()
-
-
 class CudaEngine:
     """NCCL for one group on this rank.
 
@@ -89,8 +67,10 @@ class CudaEngine:
         config: NCCL config of the communicators.
 
     Attributes:
+        group: Name of the group.
         communicators: The communicators that the watchdog polls and aborts, without Python.
         all_reduces: The ``AllReduces`` of each device with a communicator of all ranks, by device index.
+        pools: The memory pools that are registered with all communicators.
 
     Raises:
         ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
@@ -108,13 +88,14 @@ class CudaEngine:
         algorithm: str = AUTO,
         config: C.NcclConfig | None = None,
     ) -> None:
+        self.group = group
         self.all_reduces: dict[int, AllReduces] = {}
         self._thresholds_on = thresholds_on
         self._algorithm = algorithm
         self._config = config
         nccl_library.load()
-        self.communicators = C.Communicators()
-        self._over = _Aborted(self.communicators)
+        self.communicators = communicators = C.Communicators()
+        self._aborted = lambda: communicators.aborted  # a reference to self would keep the engine
         self._store = store
         self._member = Member(group, rank, size)
         self._timeout = timeout
@@ -122,8 +103,8 @@ class CudaEngine:
         self._making: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by pair
         self._made: Counter[int] = Counter()  # communicators that each pair's ranks began to make
         self._splits = 0
-        self._pools = RegisteredPools(self.communicators)
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
+        self.pools = RegisteredPools(communicators, self._known)
         _engines[group] = self
 
     def prepare(self, device: int, pair: int, captured: bool) -> None:
@@ -143,7 +124,7 @@ class CudaEngine:
         with self._making[pair]:
             if key in self._known:
                 return
-            if self._over.is_set():
+            if self._aborted():
                 raise self._member.fault("init", ABORTED)
             if captured:
                 raise ValueError(
@@ -155,16 +136,6 @@ class CudaEngine:
             self._take(device, pair, made, made.instance)
             if pair < 0:
                 self._open_region(device)
-
-    def register_pool(self, pool: Any, symmetric: bool) -> None:
-        """Lets NCCL use a pool's memory without copies; see ``fastcoll.cuda.memory_pools.register``."""
-        with self._pools.lock:
-            self._pools.register(pool, symmetric, list(self._known.values()))
-
-    def deregister_pool(self, pool: Any) -> None:
-        """Undoes ``register_pool``."""
-        with self._pools.lock:
-            self._pools.deregister(pool)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long ranks wait for each other, from the next call on."""
@@ -187,7 +158,7 @@ class CudaEngine:
             where,
             self._timeout.total_seconds(),
             wish,
-            self._over.is_set,
+            self._aborted,
             communicator.instance,
         )
         if region.peers is not None:
@@ -200,7 +171,7 @@ class CudaEngine:
             where,
             where if mapper is None else mapper.kernel_device(where),
             wish.algorithm,
-            self._over.is_set,
+            self._aborted,
             self._timeout.total_seconds(),
         )
         self.all_reduces[device].timeout = self._timeout.total_seconds()  # if it was set meanwhile
@@ -208,19 +179,15 @@ class CudaEngine:
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
         """Records a communicator, and adds it to the watchdog's."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
-        with self._pools.lock:  # registers each pool with it exactly once
+        with self.pools.lock:  # registers each pool with it exactly once
             if not self.communicators.add(made.calls, device, name, instance, pair):
                 made.abort(ABORTED)
                 raise self._member.fault("init", ABORTED)
             made.instance = instance
-            made.ended_elsewhere = self._over.reason
+            aborted = self._aborted
+            made.ended_elsewhere = lambda: ABORTED if aborted() else None
             self._known[device, pair] = made
-            self._pools.extend(made)
-
-    @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self._member.group
+            self.pools.extend(made)
 
     def split(self, device: int, color: int, key: int, child: CudaEngine | None) -> None:
         """Splits a device's communicator; all ranks call it.
@@ -236,7 +203,7 @@ class CudaEngine:
         """
         whole = self._known[device, -1]
         self._splits += 1
-        name = self._member.group if child is None else child._member.group
+        name = self.group if child is None else child.group
         part = whole.split(color, key, name, None if child is None else child._config)
         if part is not None and child is not None:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
@@ -283,7 +250,7 @@ class CudaEngine:
             device,
             self._timeout.total_seconds(),
             self._made[pair] - 1,
-            self._over,
+            self._aborted,
             self._config,
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fastcoll._load import C
@@ -32,44 +32,46 @@ class RegisteredPools:
 
     Args:
         communicators: The group's communicators, as the watchdog has them.
+        known: The same by device and pair; whoever adds one holds the lock, and calls ``extend``.
 
     Attributes:
-        lock: The caller of a method holds it, also while it collects the communicators to pass.
+        lock: Held while pools or communicators change.
     """
 
-    def __init__(self, communicators: C.Communicators) -> None:
+    def __init__(
+        self, communicators: C.Communicators, known: Mapping[tuple[int, int], NcclCommunicator]
+    ) -> None:
         self.lock = threading.Lock()
         self._communicators = communicators
+        self._known = known
         self._pools: dict[tuple[int, int], tuple[Any, bool]] = {}
         self._handles: dict[tuple[int, int], list[tuple[NcclCommunicator, int]]] = {}
 
-    def register(
-        self, pool: Any, symmetric: bool, communicators: Iterable[NcclCommunicator]
-    ) -> None:
+    def register(self, pool: Any, symmetric: bool) -> None:
         """Registers the pool's segments with the communicators of their device.
 
         Args:
             pool: A ``torch.cuda.MemPool``.
             symmetric: Whether to register windows, which all ranks do together and in the same order.
-            communicators: The group's communicators.
 
         Raises:
             ValueError: The pool is registered already.
             DistBackendError: NCCL refused.
         """
-        if pool.id in self._pools:
-            raise ValueError(
-                "fastcoll.register_mem_pool: expected a pool that is not registered, got one that is. Call "
-                "deregister_mem_pool first, to register what was allocated since."
-            )
-        self._pools[pool.id], self._handles[pool.id] = (pool, symmetric), []
-        try:
-            for communicator in communicators:
-                self._register(pool, symmetric, communicator)
-        except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to raise
-                self.deregister(pool)
-            raise
+        with self.lock:
+            if pool.id in self._pools:
+                raise ValueError(
+                    "fastcoll.register_mem_pool: expected a pool that is not registered, got one that is. Call "
+                    "deregister_mem_pool first, to register what was allocated since."
+                )
+            self._pools[pool.id], self._handles[pool.id] = (pool, symmetric), []
+            try:
+                for communicator in list(self._known.values()):
+                    self._register(pool, symmetric, communicator)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the first error is the one to raise
+                    self._deregister(pool)
+                raise
 
     def deregister(self, pool: Any) -> None:
         """Undoes a registration.
@@ -78,6 +80,10 @@ class RegisteredPools:
             ValueError: The pool is not registered.
             DistBackendError: NCCL refused a segment. The other segments are deregistered; the call may be repeated.
         """
+        with self.lock:
+            self._deregister(pool)
+
+    def _deregister(self, pool: Any) -> None:
         if pool.id not in self._pools:
             raise ValueError(
                 "fastcoll.deregister_mem_pool: expected a pool that is registered, got another one. Call "
@@ -100,7 +106,7 @@ class RegisteredPools:
         del self._pools[pool.id], self._handles[pool.id]
 
     def extend(self, communicator: NcclCommunicator) -> None:
-        """Registers all pools with a new communicator."""
+        """Registers all pools with a new communicator; call it with the lock."""
         for pool, symmetric in self._pools.values():
             self._register(pool, symmetric, communicator)
 
@@ -140,21 +146,16 @@ class RegisteredPools:
 
 
 def register(group: str, pool: Any, symmetric: bool) -> None:
-    """Registers a pool with the present and future communicators of a group.
+    """Registers a ``torch.cuda.MemPool`` with the present and future communicators of a group; see ``RegisteredPools``.
 
     Later allocations from the pool are not registered.
-
-    Args:
-        group: Name of the group.
-        pool: A ``torch.cuda.MemPool``.
-        symmetric: Whether to register windows, which all ranks do together.
 
     Raises:
         ValueError: The pool is registered already.
         DistBackendError: NCCL refused.
         RuntimeError: The group has no communicator yet.
     """
-    _engine(group).register_pool(pool, symmetric)
+    _engine(group).pools.register(pool, symmetric)
 
 
 def deregister(group: str, pool: Any) -> None:
@@ -164,7 +165,7 @@ def deregister(group: str, pool: Any) -> None:
         ValueError: The pool is not registered.
         RuntimeError: The group has no communicator yet.
     """
-    _engine(group).deregister_pool(pool)
+    _engine(group).pools.deregister(pool)
 
 
 @functools.cache

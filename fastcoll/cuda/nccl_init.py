@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from fastcoll.cuda.nccl_life import (
     left_behind,
     making,
 )
-from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled, Rendezvous
+from fastcoll.cuda.nccl_rendezvous import WHAT, Rendezvous
 from fastcoll.cuda.nccl_status import finish, settle, translated
 
 __all__ = ["create_communicator"]
@@ -41,7 +42,7 @@ def create_communicator(
     device: torch.device,
     seconds: float,
     generation: int,
-    cancelled: Cancelled,
+    cancelled: Callable[[], bool],
     config: C.NcclConfig | None = None,
 ) -> NcclCommunicator:
     """Makes a communicator, together with all other ranks of the group.
@@ -52,7 +53,7 @@ def create_communicator(
         device: The CUDA device of this rank.
         seconds: How long to wait for the other ranks.
         generation: How many communicators the ranks of this group have made before.
-        cancelled: If another thread sets it, the wait ends with an error.
+        cancelled: Whether the communicator is no longer wanted: then the wait ends with an error.
         config: NCCL config, equal on all ranks; if no field is set, CuPy's constructor makes the communicator.
 
     Raises:
@@ -85,7 +86,7 @@ def create_communicator(
                 raise member.fault(WHAT, f"another rank failed: {fault}")
             if is_ending():
                 raise member.fault(WHAT, "the interpreter ends")
-            if cancelled.is_set():
+            if cancelled():
                 raise member.fault(WHAT, NEVER_MADE)
             if time.monotonic() >= end:
                 absent = meeting.not_entered()

@@ -15,7 +15,6 @@ import secrets
 import struct
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -25,7 +24,7 @@ from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl_library import version_text
 from fastcoll.cuda.nccl_life import is_ending
 
-__all__ = ["WHAT", "Cancelled", "Rendezvous"]
+__all__ = ["WHAT", "Rendezvous"]
 
 WHAT = "nccl_init"
 """Name of the failed call in errors."""
@@ -35,13 +34,6 @@ _MAGIC = b"fcnccl02"
 _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
 _LONGEST_TEXT = 2000  # bytes of another rank's error
-
-
-class Cancelled(Protocol):
-    """Whether the communicator is no longer wanted; a ``threading.Event``, for example."""
-
-    def is_set(self) -> bool:
-        """Returns whether it is no longer wanted."""
 
 
 class Rendezvous:
@@ -54,7 +46,7 @@ class Rendezvous:
         version: Version of NCCL on this rank.
         deadline: When to stop waiting, on the clock of ``time.monotonic``.
         timeout: The whole wait in seconds, for the error.
-        cancelled: Ends the wait.
+        cancelled: Whether the communicator is no longer wanted, which ends the wait.
     """
 
     def __init__(
@@ -65,7 +57,7 @@ class Rendezvous:
         version: int,
         deadline: float,
         timeout: float,
-        cancelled: Cancelled,
+        cancelled: Callable[[], bool],
     ) -> None:
         self._member = member
         self._deadline = deadline
@@ -153,7 +145,7 @@ class Rendezvous:
         """Called between two reads of the store: ends the wait for records (`round` is None) or for a round."""
         if is_ending():
             raise self._member.fault(WHAT, "the interpreter ends")
-        if self._cancelled.is_set():
+        if self._cancelled():
             raise self._member.fault(WHAT, NEVER_MADE)
         if time.monotonic() < self._deadline:
             return

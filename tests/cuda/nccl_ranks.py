@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -109,8 +108,8 @@ def create(
     timeout: float = 30, name: str = "g", generation: int = 0, config: C.NcclConfig | None = None
 ) -> NcclCommunicator:
     """Makes the communicator of all ranks of this call, through a store of its own for each name."""
-    member, wanted = Member("g", here().rank, here().size), threading.Event()
-    return create_communicator(store(name), member, CPU, timeout, generation, wanted, config)
+    member = Member("g", here().rank, here().size)
+    return create_communicator(store(name), member, CPU, timeout, generation, lambda: False, config)
 
 
 def engine_of(name: str, timeout: float = 30, **options: Any) -> CudaEngine:

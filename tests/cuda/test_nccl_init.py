@@ -44,7 +44,7 @@ class Meeting:
     def rank(self, number: int, version: int = 22907) -> Rendezvous:
         end = time.monotonic() + self.timeout
         member = Member("g", number, self.size)
-        return Rendezvous(self.store, member, 0, version, end, self.timeout, self.cancelled)
+        return Rendezvous(self.store, member, 0, version, end, self.timeout, self.cancelled.is_set)
 
     def run(self, ranks: list[int], versions: dict[int, int] | None = None, **others: Any) -> None:
         def exchange(number: int) -> None:
