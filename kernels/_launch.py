@@ -100,14 +100,9 @@ def options_of(configuration: Configuration) -> dict[str, object]:
 
 
 def compile_for(configuration: Configuration, target: Any) -> Any:
-    """Compiles a configuration; Triton's own cache on disk is used.
+    """Compiles a configuration for a ``GPUTarget`` of Triton, and returns Triton's ``CompiledKernel``, not loaded yet.
 
-    Args:
-        configuration: A configuration of a kernel that is not interpreted.
-        target: Triton's ``GPUTarget``; no GPU is needed.
-
-    Returns:
-        Triton's ``CompiledKernel``, not loaded yet.
+    The kernel is not interpreted, and no GPU is needed. Triton's own cache on disk is used.
 
     Raises:
         ValueError: Signature and constexprs are not the kernel's arguments, or are out of order.

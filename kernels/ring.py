@@ -142,13 +142,8 @@ def prepare_reduce_scatter(
 ) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks; rank r gets chunk r.
 
-    Args:
-        source: As many chunks as there are ranks; otherwise as for ``prepare_all_reduce``.
-        out: One chunk; may be this rank's chunk of `source`.
-        peers: As for ``prepare_all_reduce``.
-        op: As for ``prepare_all_reduce``.
-        scale: As for ``prepare_all_reduce``.
-        wire_dtype: Dtype to which the result is rounded, as in ``prepare_all_reduce``.
+    `source` has as many chunks as there are ranks. `out` is one chunk, and may be this rank's chunk of `source`. The
+    rest is as for ``prepare_all_reduce``; `wire_dtype` is the dtype to which the result is rounded.
 
     Raises:
         RuntimeError: The buffers are closed.

@@ -287,14 +287,7 @@ class NcclCommunicator:
         return self._end("abort", reason, self._raw.abort, seconds)
 
     def destroy(self, seconds: float | None = None) -> bool:
-        """Waits for the communicator's operations and ends it.
-
-        Args:
-            seconds: How long to wait for NCCL; None is ``ABORT_SECONDS``.
-
-        Returns:
-            Whether NCCL freed it in time. If not, it is left as it is, with a warning in the log.
-        """
+        """Waits for the communicator's operations and ends it; `seconds` and the result are as for ``abort``."""
 
         def destroy() -> None:
             with current(self.device):

@@ -34,13 +34,7 @@ def translated(library: NcclLibrary, member: Member, what: str, error: Exception
 
 
 def finish(library: NcclLibrary, member: Member, what: str, result: Callable[[], object]) -> None:
-    """Takes the result of a call that NCCL may continue after it has returned.
-
-    Args:
-        library: NCCL.
-        member: The rank that made the call.
-        what: Name of the call in errors.
-        result: Raises what the call raised.
+    """Takes the result of a call that NCCL may continue after it has returned; `result` raises what the call raised.
 
     Raises:
         DistBackendError: The call failed.
@@ -61,16 +55,10 @@ def settle(
     late: Callable[[str], dist.DistBackendError],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Waits until a communicator is no longer in progress.
+    """Waits until a communicator is no longer in progress, or until `end` on the clock of ``time.monotonic``.
 
-    Args:
-        library: NCCL.
-        member: The rank that made the call.
-        what: Name of the call in errors.
-        communicator: NCCL's handle.
-        end: When to stop waiting, on the clock of ``time.monotonic``.
-        late: Makes the error for a wait that timed out.
-        check: Called before each poll; raises if the communicator was aborted, because its memory is then freed.
+    `late` makes the error for a wait that timed out. `check` is called before each poll; it raises if the communicator
+    was aborted, because its memory is then freed.
 
     Raises:
         DistBackendError: The call failed, or was still in progress at the end.

@@ -18,13 +18,7 @@ _RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring"
 
 
 def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT) -> Iterator[str]:
-    """Yields names of algorithms, the preferred one first; some may refuse the call.
-
-    Args:
-        call: The call.
-        topology: The group's topology.
-        thresholds: From the tuning table.
-    """
+    """Yields names of algorithms, the preferred one first; some may refuse the call."""
     size = call.wire_bytes
     if topology.peers and topology.ranks > 1:
         for name, limit in _RING:
@@ -41,13 +35,9 @@ def select(
 ) -> Algorithm:
     """Returns the algorithm for a call.
 
-    Args:
-        call: The call.
-        topology: The group's topology.
-        thresholds: From the tuning table.
-        forced: The name of an algorithm, or "auto". "nccl" forces the library, not an algorithm: a narrower wire goes
-            through all_to_all over NCCL, because NCCL's all-reduce would round it at every hop. "ring" also serves
-            reduce-scatter and all-gather, which otherwise go to NCCL.
+    `forced` is the name of an algorithm, or "auto". "nccl" forces the library, not an algorithm: a narrower wire goes
+    through all_to_all over NCCL, because NCCL's all-reduce would round it at every hop. "ring" also serves
+    reduce-scatter and all-gather, which otherwise go to NCCL.
 
     Raises:
         ValueError: The forced algorithm, or any algorithm, cannot serve the call; the error gives the reason.
@@ -84,16 +74,10 @@ def fuses(
     thresholds: Thresholds,
     forced: str = AUTO,
 ) -> bool:
-    """Returns whether tensors that are reduced together are many and small enough to fuse into one bucket.
+    """Returns whether tensors of so many elements are many and small enough to fuse into one bucket.
 
-    One rank gains nothing by it; but if an algorithm is forced, one rank takes the same path as several.
-
-    Args:
-        sizes: Elements of each tensor.
-        call: All tensors as one list.
-        topology: The group's topology.
-        thresholds: From the tuning table.
-        forced: As in ``select``.
+    `call` has all of them as one list. One rank gains nothing by it; but if an algorithm is forced, one rank takes the
+    same path as several.
     """
     return (
         topology.kernels

@@ -138,11 +138,7 @@ def _record(
 
 
 def reason_against(records: Sequence[dict[str, Any]]) -> str:
-    """Returns why ranks with these records do not map each other's memory, or "".
-
-    Args:
-        records: The record of each rank, in rank order.
-    """
+    """Returns why ranks with these records, in rank order, do not map each other's memory, or ""."""
     ranks = range(len(records))
     wish = records[0]["wish"]
     if wish["algorithm"] == "nccl":

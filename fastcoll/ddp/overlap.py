@@ -28,10 +28,6 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     would delay the others. Between hosts a core mostly waits.
 
     All ranks of the group call this, and get the same result.
-
-    Args:
-        group: The group. None: the default group.
-        device: Device of the gradients.
     """
     backend = cpu_backend(group or dist.group.WORLD, device)
     if backend is None:
@@ -48,10 +44,6 @@ def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:
     """Returns whether the buffers of all ranks are in shared memory; all ranks call this, and get the same result.
 
     Such a message is reduced in place if it is one buffer and needs no cast. This costs one pass over it.
-
-    Args:
-        group: The group. None: the default group.
-        buffer: Buffer of this rank.
     """
     backend = cpu_backend(group or dist.group.WORLD, buffer.device)
     if backend is None:
@@ -66,10 +58,6 @@ def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
     """Returns whether new tensors on a device, such as gradients, are in memory that the ranks share.
 
     All ranks of the group call this, and get the same result.
-
-    Args:
-        group: The group. None: the default group.
-        device: Device of the gradients.
     """
     return device.type == "cpu" and are_shared(
         group, torch.empty(1 << 16, dtype=torch.uint8, device=device)
@@ -77,11 +65,7 @@ def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
 
 
 def leave_a_core(ranks: Sequence[tuple[str, int, set[int]]]) -> bool:
-    """Returns whether on every host the ranks leave one of their cores free.
-
-    Args:
-        ranks: Host, number of compute threads, and allowed cores, of each rank.
-    """
+    """Returns whether on every host the ranks leave a core free; `ranks`: host, compute threads and allowed cores."""
     threads: Counter[str] = Counter()
     cores: defaultdict[str, set[int]] = defaultdict(set)
     for host, used, allowed in ranks:

@@ -28,13 +28,7 @@ class Staging:
         self._taken = 0  # requests so far
 
     def take(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns a contiguous, uninitialised tensor; on a device, of torch's allocator.
-
-        Args:
-            size: Shape of the tensor.
-            dtype: Dtype of the elements.
-            device: Device of the tensor.
-        """
+        """Returns a contiguous, uninitialised tensor; on a device, of torch's allocator."""
         backend = cpu_backend(dist.group.WORLD, device)
         if backend is None:
             return torch.empty(size, dtype=dtype, device=device)

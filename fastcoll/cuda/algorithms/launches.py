@@ -123,10 +123,7 @@ def calls(
 ) -> C.PlannedCalls:
     """Returns calls of NCCL as one step.
 
-    Args:
-        every: The calls.
-        from_source: Whether the inputs' addresses are offsets in the call's input.
-        to_out: Whether the results' addresses are offsets in the call's result.
+    With `from_source` the inputs' addresses are offsets in the call's input, with `to_out` the results' in its result.
     """
     operations = (*C.REDUCE_OPS, "")
     numbers = [

@@ -150,11 +150,7 @@ def _staged(
 def _in_bucket(call: Call, pieces: Sequence[Piece], context: PlanContext, shares: bool) -> Prepared:
     """Returns the two launches for a list: into this rank's bucket, and from all ranks' buckets into the tensors.
 
-    Args:
-        call: The list.
-        pieces: This rank's tensors.
-        context: Where the plan runs.
-        shares: Whether each rank reduces its share of the blocks (True) or all blocks.
+    With `shares` each rank reduces its share of the blocks, else all blocks.
     """
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 
