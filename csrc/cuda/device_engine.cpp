@@ -1,6 +1,7 @@
 #include "cuda/device_engine.hpp"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <iterator>
@@ -15,21 +16,6 @@ namespace {
 constexpr const char* kFindInterrupt = ". Find out what interrupted the rank.";
 // How long end() waits for calls under way.
 constexpr Milliseconds kShortGrace{1000};
-
-/// Makes a stream and its device current in this thread during its lifetime.
-class Current {
- public:
-  Current(const c10::impl::VirtualGuardImpl& impl, c10::Stream stream)
-      : impl_(impl), device_(stream.device()), before_(impl.exchangeStream(stream)) {}
-  ~Current() { impl_.exchangeStream(before_); }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
- private:
-  const c10::impl::VirtualGuardImpl& impl_;
-  const c10::DeviceGuard device_;
-  const c10::Stream before_;
-};
 
 std::shared_ptr<InFlightCall> flightOf(const std::vector<DeviceCall>& calls) {
   auto flight = std::make_shared<InFlightCall>();
@@ -123,15 +109,10 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
     const c10::DeviceGuard onDevice(device);
     library_->prepare(device, pair, captured);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::Value) {
-      watchdog_->acknowledge();  // the caller gets the error here
-      watchdog_->fail(error.kind(), error.what(), false);
-    }
+    if (error.kind() != ErrorKind::Value) abort(error.kind(), error.what());
     throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
   } catch (...) {
-    watchdog_->acknowledge();
-    watchdog_->fail(ErrorKind::Backend,
-                    concat("a call was interrupted before it began", kFindInterrupt), false);
+    abort(ErrorKind::Backend, concat("a call was interrupted before it began", kFindInterrupt));
     throw;
   }
   const std::lock_guard<std::mutex> lock(preparedMutex_);
@@ -143,10 +124,8 @@ void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10
   try {
     library_->compile(requests, stream);
   } catch (...) {
-    watchdog_->acknowledge();
-    watchdog_->fail(ErrorKind::Backend,
-                    concat("a call failed or was interrupted before it began", kFindInterrupt),
-                    false);
+    abort(ErrorKind::Backend,
+          concat("a call failed or was interrupted before it began", kFindInterrupt));
     throw;
   }
 }
@@ -159,12 +138,10 @@ void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* c
     const c10::DeviceGuard onDevice(device);
     library_->split(device, color, key, child != nullptr ? child->library_.get() : nullptr);
   } catch (const Error& error) {
-    watchdog_->acknowledge();
-    watchdog_->fail(error.kind(), error.what(), false);
+    abort(error.kind(), error.what());
     throw;
   } catch (...) {
-    watchdog_->acknowledge();
-    watchdog_->fail(ErrorKind::Backend, "a split was interrupted", false);
+    abort(ErrorKind::Backend, "a split was interrupted");
     throw;
   }
   if (child == nullptr) return;
@@ -236,14 +213,11 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     }
     throw Error(error.kind(), watchdog_->prefix(flight->call, flight->seq) + error.what());
   } catch (const c10::Error& error) {
-    watchdog_->acknowledge();
-    watchdog_->fail(ErrorKind::Backend,
-                    concat(flight->describe(), " failed: ", error.what_without_backtrace()), false);
+    abort(ErrorKind::Backend,
+          concat(flight->describe(), " failed: ", error.what_without_backtrace()));
     throw;
   } catch (...) {
-    watchdog_->acknowledge();
-    watchdog_->fail(ErrorKind::Backend,
-                    concat(flight->describe(), " was interrupted", kFindInterrupt), false);
+    abort(ErrorKind::Backend, concat(flight->describe(), " was interrupted", kFindInterrupt));
     throw;
   }
   return {flight, stream, together ? std::optional<c10::Stream>(first.callers) : std::nullopt};
@@ -252,8 +226,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
 void DeviceEngine::put(const std::vector<DeviceCall>& calls,
                        const std::vector<DeviceRequest>& requests, OfDevice& own,
                        const c10::Stream& stream, bool captured, InFlightCall& flight) {
-  const c10::impl::VirtualGuardImpl impl(stream.device_type());
-  const Current current(impl, stream);
+  const c10::StreamGuard current(stream);
   const bool timed = timed_.load(std::memory_order_relaxed);
   const auto event = [&]() -> std::shared_ptr<c10::Event> {
     // A captured event belongs to its graph, so it is not pooled.
@@ -285,7 +258,7 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
 
 void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forked()) return;
-  watchdog_->acknowledge();
+  watchdog_->acknowledge();  // the caller knows
   watchdog_->fail(kind, cause, false);
 }
 
