@@ -2,6 +2,8 @@
 // torch loads the driver when it first uses a device. On a test device no driver is loaded.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <atomic>
 
 namespace fastcoll {
@@ -12,7 +14,13 @@ class DriverFunction;
 
 /// The address of a function of the loaded driver; nullptr without a driver, or without the
 /// function.
-void* driverAddress(const char* name) noexcept;
+inline void* driverAddress(const char* name) noexcept {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return nullptr;
+  void* const found = ::dlsym(driver, name);
+  ::dlclose(driver);  // drops this reference only; the library stays loaded
+  return found;
+}
 
 template <typename... Arguments>
 class DriverFunction<int(Arguments...)> {
