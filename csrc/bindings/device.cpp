@@ -55,13 +55,12 @@ PlannedCalls plannedCalls(
 void bindKernels(py::module_& m) {
   py::class_<Kernel, std::shared_ptr<Kernel>>(m, "Kernel")
       .def(
-          py::init([](const c10::Device& device, std::string name, std::string code,
-                      std::string entry, unsigned threads, unsigned sharedBytes) {
+          py::init([](const c10::Device& device, std::string name, const std::string& code,
+                      const std::string& entry, unsigned threads, unsigned sharedBytes) {
             const py::gil_scoped_release loading;  // pybind registers what is returned with the GIL
             return translated([&] {
               return std::shared_ptr<Kernel>(std::make_shared<LoadedKernel>(
-                  device, CompiledKernel{std::move(name), std::move(code), std::move(entry),
-                                         threads, sharedBytes}));
+                  device, std::move(name), code, entry, threads, sharedBytes));
             });
           }),
           py::arg("device"), py::arg("name"), py::arg("code"), py::arg("entry"), py::arg("threads"),

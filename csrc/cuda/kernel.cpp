@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "cuda/driver.hpp"
@@ -89,22 +90,20 @@ std::int64_t ceilDiv(std::int64_t count, std::int64_t by) {
 
 }  // namespace
 
-LoadedKernel::LoadedKernel(c10::Device device, const CompiledKernel& compiled)
-    : device_(device),
-      name_(compiled.name),
-      threads_(compiled.threads),
-      sharedBytes_(compiled.sharedBytes) {
+LoadedKernel::LoadedKernel(c10::Device device, std::string name, const std::string& code,
+                           const std::string& entry, unsigned threads, unsigned sharedBytes)
+    : device_(device), name_(std::move(name)), threads_(threads), sharedBytes_(sharedBytes) {
   const c10::DeviceGuard onDevice(device_);
   const Driver driver(name_, device_);
   driver.setContext();
   void* module = nullptr;
-  driver(moduleLoadData, &module, static_cast<const void*>(compiled.code.data()));
-  driver(moduleGetFunction, &function_, module, compiled.entry.c_str());
-  int threads = 0;
-  driver(funcGetAttribute, &threads, kMaxThreadsPerBlock, function_);  // loads code that is lazy
-  if (threads < static_cast<int>(threads_)) {
+  driver(moduleLoadData, &module, static_cast<const void*>(code.data()));
+  driver(moduleGetFunction, &function_, module, entry.c_str());
+  int most = 0;
+  driver(funcGetAttribute, &most, kMaxThreadsPerBlock, function_);  // loads code that is lazy
+  if (most < static_cast<int>(threads_)) {
     driver.fail(concat("expected a GPU that runs ", threads_,
-                       " threads of it in a block, got one for ", threads,
+                       " threads of it in a block, got one for ", most,
                        ". Set FASTCOLL_ALGO=nccl."));
   }
   if (sharedBytes_ > kSharedBytesOfAll) {

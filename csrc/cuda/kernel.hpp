@@ -26,20 +26,13 @@ class Kernel {
   virtual void* currentStream() const = 0;
 };
 
-/// What Triton's compiler returns for a kernel.
-struct CompiledKernel {
-  std::string name;  // of the configuration, for messages
-  std::string code;  // a cubin
-  std::string entry;
-  unsigned threads = 0;  // of a program
-  unsigned sharedBytes = 0;
-};
-
 /// Machine code that the driver has loaded on a device. It is never unloaded.
 class LoadedKernel : public Kernel {
  public:
-  /// Throws Error(Backend) if the driver cannot load it.
-  LoadedKernel(c10::Device device, const CompiledKernel& compiled);
+  /// What Triton's compiler returns. `name`: of the configuration, for messages; `code`: a cubin;
+  /// `threads`: of a program. Throws Error(Backend) if the driver cannot load it.
+  LoadedKernel(c10::Device device, std::string name, const std::string& code,
+               const std::string& entry, unsigned threads, unsigned sharedBytes);
   void launch(unsigned programs, const KernelArguments& arguments, void* stream) const override;
   void* currentStream() const override;
 
