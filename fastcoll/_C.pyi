@@ -19,6 +19,7 @@ __all__ = [
     "NcclCalls",
     "NcclFunctions",
     "Options",
+    "PeerProcesses",
     "Plan",
     "PlanPart",
     "PlannedCalls",
@@ -97,6 +98,17 @@ class NcclCalls:
     def end(self) -> None:
         """Makes every later call an error, without calling NCCL."""
 
+class PeerProcesses:
+    """Processes of this host, watched by pidfds. Without pidfds (before Linux 5.3, in a sandbox) no end is seen.
+
+    Args:
+        pids: Process ids by rank, in this process's pid namespace.
+    """
+
+    def __init__(self, pids: Mapping[int, int]) -> None: ...
+    def ended(self) -> str:
+        """Returns "rank 1 (process 4242 of this host) has ended" for the first such rank, or ""."""
+
 class Communicators:
     """A group's communicators, for the engine and for the watchdog, which never take the GIL."""
 
@@ -118,7 +130,7 @@ class Communicators:
         """Returns the calls of a device's communicator, or a pair's; None if there is none or it was aborted."""
 
     def add_kernels(
-        self, words: torch.Tensor, prefix: str, size: int, pids: Mapping[int, int]
+        self, words: torch.Tensor, prefix: str, size: int, processes: PeerProcesses
     ) -> None:
         """Adds the words that end kernels between ranks with the communicators, and that report their faults.
 
@@ -126,7 +138,7 @@ class Communicators:
             words: int64 [2] on the host, as ``fastcoll.kernels.PeerBuffers`` takes them; kept from now on.
             prefix: Prefix of messages.
             size: Number of ranks.
-            pids: Process ids of the other ranks, by rank. If one of them ends, waiting kernels give up.
+            processes: Those of the other ranks. If one of them ends, waiting kernels give up.
         """
 
     def abort_all(self) -> None:

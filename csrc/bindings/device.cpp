@@ -26,13 +26,13 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
   return all;
 }
 
-/// `words`: int64, on the host. It is freed without the GIL. `pids`: of the other ranks.
+/// `words`: int64, on the host. It is freed without the GIL.
 void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix, int size,
-                const std::map<int, pid_t>& pids) {
+                std::shared_ptr<PeerProcesses> processes) {
   const py::gil_scoped_release released;
   auto* const first = words.data_ptr<std::int64_t>();
   std::shared_ptr<std::int64_t> memory(first, [words](std::int64_t*) {});
-  communicators.addKernels({std::move(memory), std::move(prefix), size, pids});
+  communicators.addKernels({std::move(memory), std::move(prefix), size, std::move(processes)});
 }
 
 PlannedCalls plannedCalls(
@@ -167,6 +167,9 @@ void bindDevice(py::module_& m) {
           "end_group", [](NcclCalls& calls) { translated([&] { calls.endGroup(); }); },
           py::call_guard<py::gil_scoped_release>())
       .def("end", &NcclCalls::end);
+  py::class_<PeerProcesses, std::shared_ptr<PeerProcesses>>(m, "PeerProcesses")
+      .def(py::init<std::map<int, pid_t>>(), py::arg("pids"))
+      .def("ended", &PeerProcesses::ended);
   py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
       .def(py::init<>())
       .def("add", &Communicators::add, py::arg("calls"), py::arg("device"), py::arg("name"),
@@ -176,7 +179,7 @@ void bindDevice(py::module_& m) {
       .def("find", &Communicators::find, py::arg("device"), py::arg("peer"),
            py::call_guard<py::gil_scoped_release>())
       .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"),
-           py::arg("pids"))
+           py::arg("processes"))
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
       .def(
           "begin_calls", [](Communicators& all) { all.calling().lock(); },

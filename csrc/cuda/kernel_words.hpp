@@ -36,11 +36,11 @@ class KernelWords {
   /// that timed out reports what it waited for. `prefix` begins the messages; `size`: ranks of the
   /// group.
   KernelWords(std::shared_ptr<std::int64_t> memory, std::string prefix, int size,
-              const std::map<int, pid_t>& pids)
+              std::shared_ptr<const PeerProcesses> processes)
       : words_(std::move(memory)),
         prefix_(std::move(prefix)),
         size_(size),
-        processes_(std::make_shared<PeerProcesses>(pids)) {}
+        processes_(std::move(processes)) {}
 
   /// Ends all waits, current and future.
   void endWaits() noexcept { __atomic_store_n(words_.get(), 1, __ATOMIC_RELEASE); }

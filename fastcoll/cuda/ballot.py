@@ -31,7 +31,9 @@ class Ballot:
         member: This rank.
         timeout: Seconds that a round may take.
         aborted: Whether the group was aborted meanwhile.
-        dead: Returns the ranks that are known to have died.
+
+    Attributes:
+        ended: Says which rank's process has ended, or returns "".
     """
 
     def __init__(
@@ -40,13 +42,12 @@ class Ballot:
         member: Member,
         timeout: float,
         aborted: Callable[[], bool],
-        dead: Callable[[], list[int]] = list,
     ) -> None:
+        self.ended: Callable[[], str] = str
         self._roster = C.Roster(store, "ballot", member.rank, member.size)
         self._member = member
         self._timeout = timeout
         self._aborted = aborted
-        self._dead = dead
 
     def look(self) -> None:
         """Ends a wait that can no longer succeed.
@@ -56,11 +57,11 @@ class Ballot:
         """
         if self._aborted():
             raise self._member.fault("init", ABORTED)
-        if dead := self._dead():
+        if ended := self.ended():
             raise self._member.fault(
                 "init",
-                f"{names_of(dead)} died before the ranks had mapped each other's memory. Read the end of its log and "
-                "the system's log.",
+                f"{ended} before the ranks had mapped each other's memory. Read the end of its log and the system's "
+                "log.",
             )
 
     def gather(self, what: str, text: str) -> list[str]:

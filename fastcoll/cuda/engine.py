@@ -164,7 +164,7 @@ class CudaEngine:
         if region.peers is not None:
             prefix = self._member.says("all_reduce", "")
             words = region.peers.buffers.words
-            self.communicators.add_kernels(words, prefix, self._member.size, region.pids)
+            self.communicators.add_kernels(words, prefix, self._member.size, region.processes)
         self.all_reduces[device] = AllReduces(
             communicator.member,
             region,

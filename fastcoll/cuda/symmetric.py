@@ -16,7 +16,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -25,11 +25,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll import env
+from fastcoll._load import C
 from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.ballot import Ballot, Refused
 from fastcoll.cuda.channels import Share
 from fastcoll.cuda.errors import Member, names_of
-from fastcoll.cuda.lives import Lives
 from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory
 from fastcoll.cuda.peer_memory import PeerMemory
 from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
@@ -94,13 +94,13 @@ class Region:
         topology: What the group can do.
         thresholds: Those of rank 0 and its device's name, because devices of other hosts may differ.
         peers: The memory, if it is mapped.
-        pids: Process ids of the other ranks, if it is mapped.
+        processes: Those of the other ranks, if it is mapped.
     """
 
     topology: Topology
     thresholds: Thresholds
     peers: PeerMemory | None = None
-    pids: Mapping[int, int] = field(default_factory=dict)
+    processes: C.PeerProcesses = field(default_factory=lambda: C.PeerProcesses({}))
 
 
 def _record(
@@ -219,9 +219,9 @@ def open_region(
     mapper = MAPPERS.get(device.type)
     patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote for the whole timeout
     share = Share(device, wish.room.channels)
-    with Lives() as lives, contextlib.ExitStack() as unless_mapped:
+    with contextlib.ExitStack() as unless_mapped:
         unless_mapped.callback(share.close)
-        ballot = Ballot(store, member, timeout, aborted, lives.dead)
+        ballot = Ballot(store, member, timeout, aborted)
         own = json.dumps(_record(mapper, device, wish, share.programs))
         records = [json.loads(text) for text in ballot.gather("record", own)]
         _require_one_wish(member, records)
@@ -238,8 +238,10 @@ def open_region(
             reason = reason or "there is one rank"
         if reason or mapper is None:
             return without(kernels, reason)
-        pids = {rank: record["pid"] for rank, record in enumerate(records) if rank != member.rank}
-        lives.watch(pids)
+        processes = C.PeerProcesses(
+            {rank: record["pid"] for rank, record in enumerate(records) if rank != member.rank}
+        )
+        ballot.ended = processes.ended
         identities = [record["device"] for record in records]
         share.agree(min(record["channels"] for record in records))
         room = replace(wish.room, channels=share.programs)
@@ -252,7 +254,7 @@ def open_region(
         unless_mapped.pop_all()
     peers.limit_waits(timeout)
     topology = Topology(member.size, kernels, True, wish.room.bucket_bytes)
-    return Region(topology, thresholds, peers, pids)
+    return Region(topology, thresholds, peers, processes)
 
 
 def _try_lists(mapper: TorchSymmetricMemory, device: torch.device) -> None:

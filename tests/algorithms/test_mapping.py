@@ -22,7 +22,6 @@ from fastcoll._load import C
 from fastcoll.cuda import deadline, mapping, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.lives import Lives
 from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
 from fastcoll.cuda.thresholds import Thresholds
 
@@ -188,44 +187,38 @@ def process():
     started.wait()
 
 
-def await_death(lives):
+def await_end(processes):
     end = time.monotonic() + 30
-    while not (dead := lives.dead()) and time.monotonic() < end:
+    while not (text := processes.ended()) and time.monotonic() < end:
         time.sleep(0.01)
-    return dead
+    return text
 
 
-def test_a_death_is_seen_before_anybody_waits_for_the_process(process):
-    with Lives() as lives:
-        lives.watch({0: os.getpid(), 2: process.pid})
-        assert lives.dead() == []
-        process.kill()
-        assert await_death(lives) == [2]
+def test_an_end_is_seen_before_anybody_waits_for_the_process(process):
+    processes = C.PeerProcesses({0: os.getpid(), 2: process.pid})
+    assert processes.ended() == ""
+    process.kill()
+    assert await_end(processes) == f"rank 2 (process {process.pid} of this host) has ended"
     process.wait()
-    with Lives() as lives:
-        lives.watch({3: process.pid})
-        assert lives.dead() == [3]
+    assert C.PeerProcesses({3: process.pid}).ended().startswith("rank 3 ")
 
 
-def test_processes_are_let_go_of(process, monkeypatch):
-    opened = []
-    monkeypatch.setattr(
-        os, "pidfd_open", lambda pid, open=os.pidfd_open: opened.append(open(pid)) or opened[-1]
-    )
-    with pytest.raises(KeyError), Lives() as lives:
-        lives.watch({0: os.getpid(), 2: process.pid})
-        assert [os.fstat(one).st_ino > 0 for one in opened] == [True, True]
-        raise KeyError
-    for one in opened:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(one)
+def watched():
+    """How many processes this one watches."""
+    files = [f"/proc/self/fd/{file}" for file in os.listdir("/proc/self/fd")]
+    return sum("pidfd" in os.readlink(file) for file in files if os.path.lexists(file))
 
 
-def test_a_python_without_such_descriptors_knows_of_no_death(monkeypatch):
-    monkeypatch.delattr(os, "pidfd_open")
-    with Lives() as lives:
-        lives.watch({1: os.getpid()})
-        assert lives.dead() == []
+def test_processes_are_let_go_of(process):
+    before = watched()
+    processes = C.PeerProcesses({0: os.getpid(), 2: process.pid})
+    assert watched() == before + 2
+    del processes
+    assert watched() == before
+
+
+def test_a_process_that_cannot_be_watched_has_not_ended():
+    assert C.PeerProcesses({1: 0}).ended() == ""  # as without such descriptors
 
 
 class Waits(SharedFiles):
@@ -261,7 +254,7 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
     playing = deadline.start(peer)
     with pytest.raises(
         dist.DistBackendError,
-        match=r"rank 0/2\]: rank 1 died before the ranks had mapped each other's memory",
+        match=r"rank 0/2\]: rank 1 \(process \d+ of this host\) has ended before the ranks had mapped",
     ):
         symmetric.open_region(store, Member("g", 0, 2), device, 30, wish, lambda: False)
     end(playing)
