@@ -78,7 +78,6 @@ class InterpretedKernel : public Kernel {
 ///                                         a Plan, or None: NCCL serves all such tasks
 ///     tables(tasks)                       addresses of two tables with the tasks' addresses, and
 ///                                         what holds them
-///   refuse(call)                          raises why there is no NCCL for it
 ///   set_timeout(timedelta)                from the next call on
 ///   close()
 ///   communicators: Communicators
@@ -209,7 +208,8 @@ class PythonLibrary : public DeviceLibrary {
     const auto calls = communicators_->find(stream.device_index(), pair);
     if (calls != nullptr) return calls->issue(requests, handleOf(stream));
     if (communicators_->aborted()) throwAborted();
-    inPython([&] { engine_->attr("refuse")(collectiveName(requests[0].collective)); });
+    throw Error(ErrorKind::Value,
+                "internal error: there is no communicator of NCCL. Please report this.");
   }
 
   /// A plan for some of the requests.

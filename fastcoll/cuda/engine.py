@@ -209,15 +209,6 @@ class CudaEngine:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
             child._open_region(device)
 
-    def refuse(self, what: str) -> None:
-        """Raises the error for a call that has no NCCL communicator.
-
-        Raises:
-            ValueError: Always.
-        """
-        problem = "internal error: there is no communicator of NCCL. Please report this."
-        raise ValueError(self._member.says(what, problem))
-
     def close(self) -> None:
         """Destroys the live communicators; aborted ones are left alone."""
         for reduces in self.all_reduces.values():
