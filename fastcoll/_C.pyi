@@ -51,8 +51,16 @@ REDUCE_OPS: tuple[str, ...]
 class NcclFunctions:
     """The functions of the loaded NCCL, for callers in C++."""
 
-    def __init__(self, addresses: dict[str, int], version: int) -> None:
-        """Takes the addresses of the functions by name, and the library's version, such as 22907."""
+    def __init__(self, address_of: Callable[[str], int], version: int) -> None:
+        """Looks up the functions.
+
+        Args:
+            address_of: Returns the address of the function with a name, or 0.
+            version: The library's version, such as 22907.
+
+        Raises:
+            DistBackendError: A function is missing.
+        """
 
     def describe(self, status: int) -> str:
         """Returns NCCL's text for a status, NCCL's text for the last error, and the remedy."""
@@ -70,8 +78,6 @@ class NcclCalls:
     def __init__(
         self, functions: NcclFunctions, communicator: int, ranks: int, patience: timedelta
     ) -> None: ...
-    @property
-    def communicator(self) -> int: ...
     def issue(
         self,
         collective: int,
@@ -88,12 +94,6 @@ class NcclCalls:
         /,
     ) -> None:
         """Puts one operation on a stream. Numbers index COLLECTIVES, DTYPES and REDUCE_OPS; counts are elements."""
-
-    def begin_group(self) -> None:
-        """Begins a group: NCCL launches this thread's calls until end_group together."""
-
-    def end_group(self) -> None:
-        """Ends the group."""
 
     def end(self) -> None:
         """Makes every later call an error, without calling NCCL."""

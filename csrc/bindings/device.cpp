@@ -2,6 +2,7 @@
 #include "bindings/bindings.hpp"
 
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -12,7 +13,6 @@
 #include "bindings/python_library.hpp"
 #include "cuda/communicators.hpp"
 #include "cuda/nccl.hpp"
-#include "cuda/nccl_allocator.hpp"
 #include "cuda/plans.hpp"
 #include "torch/error.hpp"
 
@@ -132,8 +132,10 @@ void bindKernels(py::module_& m) {
 
 void bindDevice(py::module_& m) {
   py::class_<NcclFunctions, std::shared_ptr<NcclFunctions>>(m, "NcclFunctions")
-      .def(py::init<const std::map<std::string, std::uintptr_t>&, int>(), py::arg("addresses"),
-           py::arg("version"))
+      .def(py::init([](const std::function<std::uintptr_t(const char*)>& addressOf, int version) {
+             return translated([&] { return std::make_shared<NcclFunctions>(addressOf, version); });
+           }),
+           py::arg("address_of"), py::arg("version"))
       .def("describe", &NcclFunctions::describe, py::arg("status"));
   py::class_<NcclCalls, std::shared_ptr<NcclCalls>>(m, "NcclCalls")
       .def(py::init([](std::shared_ptr<NcclFunctions> functions, std::uintptr_t communicator,
@@ -142,7 +144,6 @@ void bindDevice(py::module_& m) {
                                                 patience);
            }),
            py::arg("functions"), py::arg("communicator"), py::arg("ranks"), py::arg("patience"))
-      .def_property_readonly("communicator", &NcclCalls::communicator)
       .def(
           "issue",
           [](NcclCalls& calls, int collective, int dtype, int op, int root, double factor,
@@ -159,12 +160,6 @@ void bindDevice(py::module_& m) {
             request.out = {out, outCount};
             translated([&] { calls.issue({request}, stream); });
           },
-          py::call_guard<py::gil_scoped_release>())
-      .def(
-          "begin_group", [](NcclCalls& calls) { translated([&] { calls.beginGroup(); }); },
-          py::call_guard<py::gil_scoped_release>())
-      .def(
-          "end_group", [](NcclCalls& calls) { translated([&] { calls.endGroup(); }); },
           py::call_guard<py::gil_scoped_release>())
       .def("end", &NcclCalls::end);
   py::class_<PeerProcesses, std::shared_ptr<PeerProcesses>>(m, "PeerProcesses")

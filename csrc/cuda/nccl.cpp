@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <type_traits>
 
 #include "base/error.hpp"
 #include "cuda/nccl_types.hpp"
@@ -23,9 +24,6 @@ constexpr int kInProgress = 7;
 // ncclScalarResidence_t.
 constexpr int kOnDevice = 0;
 constexpr int kOnHost = 1;
-
-/// Open groups of this thread; the library counts by thread, too.
-thread_local int groups = 0;
 
 /// A factor as an element of `dtype`.
 class Scalar {
@@ -96,6 +94,10 @@ const char* remedyFor(int status) {
   }
 }
 
+std::string versionText(int version) {
+  return concat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
 std::string trimmed(const char* text) {
   const std::string all = text != nullptr ? text : "";
   const auto first = all.find_first_not_of(" \t\r\n");
@@ -103,40 +105,30 @@ std::string trimmed(const char* text) {
   return all.substr(first, all.find_last_not_of(" \t\r\n") - first + 1);
 }
 
-template <typename Function>
-void find(Function*& function, const std::map<std::string, std::uintptr_t>& addresses,
-          const char* name) {
-  function = reinterpret_cast<Function*>(addresses.at(name));
-}
-
 }  // namespace
 
 // --- the library ---------------------------------------------------------------------------------
 
-NcclFunctions::NcclFunctions(const std::map<std::string, std::uintptr_t>& addresses, int version)
+NcclFunctions::NcclFunctions(const std::function<std::uintptr_t(const char*)>& addressOf,
+                             int version)
     : version(version) {
-  find(allReduce, addresses, "ncclAllReduce");
-  find(reduce, addresses, "ncclReduce");
-  find(reduceScatter, addresses, "ncclReduceScatter");
-  find(allGather, addresses, "ncclAllGather");
-  find(broadcast, addresses, "ncclBroadcast");
-  find(send, addresses, "ncclSend");
-  find(recv, addresses, "ncclRecv");
-  find(createPreMulSum, addresses, "ncclRedOpCreatePreMulSum");
-  find(destroyOp, addresses, "ncclRedOpDestroy");
-  find(groupStart, addresses, "ncclGroupStart");
-  find(groupEnd, addresses, "ncclGroupEnd");
-  find(commAbort, addresses, "ncclCommAbort");
-  find(commGetAsyncError, addresses, "ncclCommGetAsyncError");
-  find(getErrorString, addresses, "ncclGetErrorString");
-  find(getLastError, addresses, "ncclGetLastError");
+  const auto find = [&](auto*& function, const char* name) {
+    const std::uintptr_t address = addressOf(name);
+    if (address == 0) {
+      throw Error(ErrorKind::Backend, concat("expected an NCCL that has ", name, ", got ",
+                                             versionText(version), ". Install a newer one."));
+    }
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(address);
+  };
+#define FASTCOLL_FIND(Result, name, text, arguments) find(name, text);
+  FASTCOLL_NCCL_FUNCTIONS(FASTCOLL_FIND)
+#undef FASTCOLL_FIND
 }
 
 std::string NcclFunctions::describe(int status) const {
   const std::string last = trimmed(getLastError(nullptr));
-  return concat("NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100, " reports ",
-                getErrorString(status), " (status ", status, ")", last.empty() ? "" : ": ", last,
-                ". ", remedyFor(status));
+  return concat("NCCL ", versionText(version), " reports ", getErrorString(status), " (status ",
+                status, ")", last.empty() ? "" : ": ", last, ". ", remedyFor(status));
 }
 
 int NcclFunctions::statusOf(std::uintptr_t communicator) const {
@@ -205,7 +197,9 @@ void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t
   for (const DeviceRequest& request : requests) all.push_back(prepare(request, operations));
   void* const on = reinterpret_cast<void*>(stream);
   if (all.size() == 1) return finish(call(all[0], on));
-  beginGroup();
+  throwIfEnded();
+  const int begun = functions_->groupStart();
+  if (begun != kSuccess) throw Error(ErrorKind::Backend, functions_->describe(begun));
   int failed = kSuccess;
   for (const Prepared& one : all) {
     const int status = call(one, on);
@@ -214,24 +208,11 @@ void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t
       break;
     }
   }
-  if (failed == kSuccess) return endGroup();
-  --groups;
+  if (failed == kSuccess) return finish(functions_->groupEnd());
   const std::string text = functions_->describe(failed);
   functions_->groupEnd();  // which drops the group
   throwIfEnded();
   throw Error(ErrorKind::Backend, text);
-}
-
-void NcclCalls::beginGroup() {
-  throwIfEnded();
-  const int status = functions_->groupStart();
-  if (status != kSuccess) throw Error(ErrorKind::Backend, functions_->describe(status));
-  ++groups;
-}
-
-void NcclCalls::endGroup() {
-  --groups;
-  finish(functions_->groupEnd());
 }
 
 NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations& operations) const {
@@ -315,9 +296,9 @@ int NcclCalls::call(const Prepared& one, void* stream) const {
   }
 }
 
-/// Waits for a call that NCCL continues after returning. Inside a group, endGroup() waits instead.
+/// Waits for a call, or a group of them, that NCCL continues after returning.
 void NcclCalls::finish(int status) const {
-  if (status == kSuccess || (status == kInProgress && groups > 0)) return;
+  if (status == kSuccess) return;
   auto pause = std::chrono::microseconds(100);
   const auto end = std::chrono::steady_clock::now() + patience_;
   while (status == kInProgress) {

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,27 +17,42 @@
 
 namespace fastcoll {
 
-/// Functions of the library that CuPy has loaded, with the types of nccl.h.
+/// NCCL's functions that are called from here, with their types in nccl.h: result, name here, name
+/// there, arguments.
+#define FASTCOLL_NCCL_FUNCTIONS(X)                                                             \
+  X(int, allReduce, "ncclAllReduce",                                                           \
+    (const void*, void*, std::size_t, int type, int op, void* comm, void* stream))             \
+  X(int, reduce, "ncclReduce",                                                                 \
+    (const void*, void*, std::size_t, int type, int op, int root, void* comm, void* stream))   \
+  X(int, reduceScatter, "ncclReduceScatter",                                                   \
+    (const void*, void*, std::size_t, int type, int op, void* comm, void* stream))             \
+  X(int, allGather, "ncclAllGather",                                                           \
+    (const void*, void*, std::size_t, int type, void* comm, void* stream))                     \
+  X(int, broadcast, "ncclBroadcast",                                                           \
+    (const void*, void*, std::size_t, int type, int root, void* comm, void* stream))           \
+  X(int, send, "ncclSend",                                                                     \
+    (const void*, std::size_t, int type, int peer, void* comm, void* stream))                  \
+  X(int, recv, "ncclRecv", (void*, std::size_t, int type, int peer, void* comm, void* stream)) \
+  X(int, createPreMulSum, "ncclRedOpCreatePreMulSum",                                          \
+    (int* op, void* factor, int type, int residence, void* comm))                              \
+  X(int, destroyOp, "ncclRedOpDestroy", (int op, void* comm))                                  \
+  X(int, groupStart, "ncclGroupStart", ())                                                     \
+  X(int, groupEnd, "ncclGroupEnd", ())                                                         \
+  X(int, commAbort, "ncclCommAbort", (void* comm))                                             \
+  X(int, commGetAsyncError, "ncclCommGetAsyncError", (void* comm, int* status))                \
+  X(const char*, getErrorString, "ncclGetErrorString", (int status))                           \
+  X(const char*, getLastError, "ncclGetLastError", (void* comm))
+
+/// Functions of the library that CuPy has loaded.
 struct NcclFunctions {
-  /// `addresses`: by name. `version`: as ncclGetVersion returns it, such as 22907.
-  NcclFunctions(const std::map<std::string, std::uintptr_t>& addresses, int version);
+  /// `addressOf`: returns a function's address by its name, or 0. `version`: as ncclGetVersion
+  /// returns it, such as 22907. Throws Error(Backend) if a function is missing.
+  NcclFunctions(const std::function<std::uintptr_t(const char*)>& addressOf, int version);
 
   int version;
-  int (*allReduce)(const void*, void*, std::size_t, int type, int op, void* comm, void* stream);
-  int (*reduce)(const void*, void*, std::size_t, int type, int op, int root, void* comm, void*);
-  int (*reduceScatter)(const void*, void*, std::size_t, int type, int op, void* comm, void*);
-  int (*allGather)(const void*, void*, std::size_t, int type, void* comm, void* stream);
-  int (*broadcast)(const void*, void*, std::size_t, int type, int root, void* comm, void* stream);
-  int (*send)(const void*, std::size_t, int type, int peer, void* comm, void* stream);
-  int (*recv)(void*, std::size_t, int type, int peer, void* comm, void* stream);
-  int (*createPreMulSum)(int* op, void* factor, int type, int residence, void* comm);
-  int (*destroyOp)(int op, void* comm);
-  int (*groupStart)();
-  int (*groupEnd)();
-  int (*commAbort)(void* comm);
-  int (*commGetAsyncError)(void* comm, int* status);
-  const char* (*getErrorString)(int status);
-  const char* (*getLastError)(void* comm);
+#define FASTCOLL_POINTER(Result, name, text, arguments) Result(*name) arguments;
+  FASTCOLL_NCCL_FUNCTIONS(FASTCOLL_POINTER)
+#undef FASTCOLL_POINTER
 
   /// The text of a status: NCCL's name for it, NCCL's last error, and a remedy.
   std::string describe(int status) const;
@@ -64,11 +79,6 @@ class NcclCalls {
   /// reduction; nothing was put on the stream then. Throws Error(Backend) if NCCL failed.
   void issue(const std::vector<DeviceRequest>& requests, std::uintptr_t stream);
 
-  /// All calls of this thread between the two, on any communicator, form one group. Groups may be
-  /// nested.
-  void beginGroup();
-  void endGroup();
-
   /// Call before the communicator is ended: a thread that waits for a call then throws.
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
@@ -87,5 +97,9 @@ class NcclCalls {
   const Milliseconds patience_;
   std::atomic<bool> ended_{false};
 };
+
+/// Sets the addresses of NCCL's functions for fastcoll_nccl_allocate and fastcoll_nccl_free
+/// (nccl_allocator.cpp).
+void setNcclAllocator(std::uintptr_t ncclMemAlloc, std::uintptr_t ncclMemFree);
 
 }  // namespace fastcoll

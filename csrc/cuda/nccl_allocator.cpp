@@ -1,9 +1,9 @@
 // Device memory from NCCL's allocator, which NCCL registers best, for torch's memory pools. torch's
 // CUDAPluggableAllocator looks these functions up by name (fastcoll/cuda/memory_pools.py).
-#include "cuda/nccl_allocator.hpp"
-
 #include <atomic>
 #include <cstddef>
+
+#include "cuda/nccl.hpp"
 
 namespace fastcoll {
 namespace {

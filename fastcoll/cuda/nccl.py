@@ -1,9 +1,7 @@
 """NCCL's communicators. CuPy makes a group's first one; parts, and those with a config, are made by NCCL's functions.
 
-``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes, and a stream's handle; it takes no tensors and
-waits for no stream. Its calls release the GIL, and go through C++ (csrc/cuda/nccl.cpp), as the engine's do. A
-communicator lives until ``destroy`` or ``abort``, or until the interpreter ends. The garbage collector never frees it,
-because that might block forever.
+C++ makes the calls that move data (csrc/cuda/nccl.cpp). A communicator lives until ``destroy`` or ``abort``, or until
+the interpreter ends. The garbage collector never frees it, because that might block forever.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -52,9 +50,8 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
 class NcclCommunicator:
     """One rank's communicator on one device.
 
-    Make it with ``nccl_init.create_communicator`` or ``split``. Issue calls together inside
-    ``with communicator.group():``. One thread at a time may make calls; only ``abort`` and ``destroy`` may come from
-    any thread, even while another thread is in a call.
+    Make it with ``nccl_init.create_communicator`` or ``split``. One thread at a time may make calls; only ``abort`` and
+    ``destroy`` may come from any thread, even while another thread is in a call.
 
     Args:
         raw: CuPy's communicator, or a ``LibraryCommunicator``.
@@ -102,64 +99,6 @@ class NcclCommunicator:
         if self._closed is None and self.ended_elsewhere is not None:
             return self.ended_elsewhere()
         return self._closed
-
-    def issue(
-        self,
-        what: str,
-        dtype: torch.dtype,
-        given: tuple[int, int],
-        result: tuple[int, int],
-        stream: int,
-        root: int = -1,
-        op: str | None = None,
-    ) -> None:
-        """Puts a call on a stream.
-
-        Args:
-            what: One of ``C.COLLECTIVES``.
-            dtype: Dtype of the elements, one of ``C.DTYPES``.
-            given: Address and elements of the input; (0, 0): none.
-            result: Address and elements of the result; (0, 0): none.
-            stream: Handle of the CUDA stream.
-            root: The other rank of a send or receive.
-            op: One of ``C.REDUCE_OPS`` except PREMUL_SUM, or None.
-
-        Raises:
-            TypeError: NCCL has no such reduction of this dtype.
-            DistBackendError: NCCL failed.
-        """
-        self._check(what)
-        kind = C.DTYPES.index(str(dtype).removeprefix("torch."))
-        operation = len(C.REDUCE_OPS) if op is None else C.REDUCE_OPS.index(op)
-        numbers = (C.COLLECTIVES.index(what), kind, operation, root, 1.0, 0)
-        with self._naming(what):
-            self.calls.issue(*numbers, *given, *result, stream)
-
-    @contextlib.contextmanager
-    def group(self) -> Iterator[None]:
-        """Issues the calls of its body together; sends and receives may come in any order.
-
-        If the body raises, none of them is issued. Groups may be nested: the outermost issues the calls.
-
-        Raises:
-            DistBackendError: NCCL failed.
-        """
-        self._check("group")
-        with self._naming("group"):
-            self.calls.begin_group()
-        try:
-            yield
-        except BaseException:
-            # NCCL has no call to drop a group, but it drops one that contains an invalid call. A communicator that
-            # was aborted meanwhile must not be touched.
-            if self.closed is None:
-                with contextlib.suppress(Exception):
-                    self.library.call("ncclAllReduce", 0, 0, 0, -1, 0, self._raw.comm, 0)
-            with contextlib.suppress(Exception):
-                self.calls.end_group()
-            raise
-        with self._naming("group"):
-            self.calls.end_group()
 
     def register(self, address: int, size: int, symmetric: bool = False) -> int:
         """Registers device memory, which NCCL then need not copy; returns the handle for ``deregister``.
@@ -309,6 +248,7 @@ class NcclCommunicator:
         self._lock = threading.Lock()
         self._closed = reason
         self._forgotten = True
+        self.calls.end()
 
     def _end(
         self, what: str, reason: str, function: Callable[[], None], seconds: float | None
@@ -334,17 +274,6 @@ class NcclCommunicator:
     def _check(self, what: str) -> None:
         if (closed := self.closed) is not None:
             raise self.member.fault(what, closed)
-
-    @contextlib.contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
-        """Adds the head with call, group and rank to C++ errors."""
-        try:
-            yield
-        except TypeError as error:
-            raise TypeError(self.member.says(what, str(error))) from None
-        except dist.DistBackendError as error:
-            self._check(what)  # after an abort, its reason is the error to raise
-            raise self.member.fault(what, str(error)) from None
 
     def _translated(self, what: str, error: Exception) -> Exception:
         if (closed := self.closed) is not None:

@@ -19,7 +19,6 @@ from fastcoll._load import C
 from fastcoll._requirements import CUPY, nccl_packages
 
 __all__ = [
-    "ENTRY_POINTS",
     "IN_PROGRESS",
     "NcclLibrary",
     "StatusError",
@@ -34,25 +33,6 @@ __all__ = [
 IN_PROGRESS = 7
 """NCCL's status for a call that continues after it has returned."""
 
-ENTRY_POINTS = (
-    "ncclAllGather",
-    "ncclAllReduce",
-    "ncclBroadcast",
-    "ncclCommAbort",
-    "ncclCommGetAsyncError",
-    "ncclGetErrorString",
-    "ncclGetLastError",
-    "ncclGroupEnd",
-    "ncclGroupStart",
-    "ncclRecv",
-    "ncclRedOpCreatePreMulSum",
-    "ncclRedOpDestroy",
-    "ncclReduce",
-    "ncclReduceScatter",
-    "ncclSend",
-)
-"""The functions that C++ calls by address."""
-
 
 class UniqueId(ctypes.Structure):
     """The id by which the ranks of a communicator find each other."""
@@ -66,7 +46,6 @@ _OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.
 # Arguments of the functions called from here, and the first NCCL that has each. All return a status.
 _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
     "ncclGetVersion": ([_OUT_INT], "2.4"),
-    "ncclAllReduce": ([_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER], "2.2"),
     "ncclCommInitRankConfig": ([_OUT_POINTER, _INT, UniqueId, _INT, _POINTER], "2.14"),
     "ncclCommSplit": ([_POINTER, _INT, _INT, _OUT_POINTER, _POINTER], "2.18"),
     "ncclCommUserRank": ([_POINTER, _OUT_INT], "2.2"),
@@ -182,14 +161,7 @@ class NcclLibrary:
                 f"{version_text(cupy.get_version())}",
                 f"Start with LD_PRELOAD={path}, or uninstall what brings the other one",
             )
-        self.functions = C.NcclFunctions(self.entry_points(), self.version)
-
-    def entry_points(self) -> dict[str, int]:
-        """Returns the addresses of ``ENTRY_POINTS``."""
-        return {
-            name: ctypes.cast(getattr(self._library, name), _POINTER).value or 0
-            for name in ENTRY_POINTS
-        }
+        self.functions = C.NcclFunctions(self.address, self.version)
 
     def address(self, name: str) -> int:
         """Returns the address of an NCCL function; 0 if this NCCL has none of that name."""

@@ -131,7 +131,7 @@ def communicator(timeout: float = 30) -> Iterator[NcclCommunicator]:
 
 
 class Tensors:
-    """Calls with tensors in place of addresses, on stream 7, as C++ makes them or with a communicator's errors."""
+    """Calls with tensors in place of addresses, on stream 7, as the engine makes them."""
 
     STREAM = 7
 
@@ -141,23 +141,35 @@ class Tensors:
     def issue(
         self, what: str, send: Tensor, receive: Tensor, root: int = -1, op: str | None = None
     ) -> None:
-        places = [(tensor.data_ptr(), tensor.numel()) for tensor in (send, receive)]
-        self.made.issue(what, send.dtype, *places, self.STREAM, root, op)
+        operation = len(C.REDUCE_OPS) if op is None else C.REDUCE_OPS.index(op)
+        self._issue(what, send, receive, operation, root, 1.0, 0)
 
     def reduce(
         self, what: str, send: Tensor, receive: Tensor, op: str, factor: float | Tensor = 1.0
     ) -> None:
-        """A call of the engine's, which has operations with factors too."""
-        kind = C.DTYPES.index(str(send.dtype).removeprefix("torch."))
+        """A call of an operation that may have a factor."""
         number, address = (1.0, factor.data_ptr()) if isinstance(factor, Tensor) else (factor, 0)
-        self.made.calls.issue(
-            *(C.COLLECTIVES.index(what), kind, C.REDUCE_OPS.index(op), 0, number, address),
-            *(send.data_ptr(), send.numel(), receive.data_ptr(), receive.numel(), self.STREAM),
-        )
+        self._issue(what, send, receive, C.REDUCE_OPS.index(op), 0, number, address)
 
     def all_reduce(self, send: Tensor, receive: Tensor) -> None:
         """The sum."""
         self.issue("all_reduce", send, receive, op="SUM")
+
+    def _issue(
+        self,
+        what: str,
+        send: Tensor,
+        receive: Tensor,
+        op: int,
+        root: int,
+        factor: float,
+        factor_on_device: int,
+    ) -> None:
+        kind = C.DTYPES.index(str(send.dtype).removeprefix("torch."))
+        self.made.calls.issue(
+            *(C.COLLECTIVES.index(what), kind, op, root, factor, factor_on_device),
+            *(send.data_ptr(), send.numel(), receive.data_ptr(), receive.numel(), self.STREAM),
+        )
 
 
 on_stand_in = functools.partial(on_ranks, world="stand_in_world", around=cleared, init=False)

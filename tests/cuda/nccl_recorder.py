@@ -2,9 +2,9 @@
 
 import ctypes
 from datetime import timedelta
+from typing import Any
 
 from fastcoll._load import C
-from fastcoll.cuda.nccl_library import ENTRY_POINTS
 
 __all__ = ["RecordedNccl"]
 
@@ -28,12 +28,8 @@ class RecordedNccl:
 
     def __init__(self, version: int = 23000, ranks: int = 2) -> None:
         self.calls: list[tuple[str, tuple[int, ...]]] = []
-        self._functions = {name: self._function(name) for name in ENTRY_POINTS}
-        addresses = {
-            name: ctypes.cast(function, ctypes.c_void_p).value or 0
-            for name, function in self._functions.items()
-        }
-        functions = C.NcclFunctions(addresses, version)
+        self._functions: list[Any] = []
+        functions = C.NcclFunctions(self._address, version)
         self._calls = C.NcclCalls(functions, 0x77, ranks, timedelta(seconds=5))
 
     def issue(
@@ -50,7 +46,7 @@ class RecordedNccl:
         kinds = C.COLLECTIVES.index(collective), C.DTYPES.index(dtype), number
         self._calls.issue(*kinds, root, 2.0, 0, *source, *target, 0)
 
-    def _function(self, name: str) -> object:
+    def _address(self, name: str) -> int:
         kinds = _ARGUMENTS.get(name, [])
 
         def call(*arguments: int | None) -> int:
@@ -58,4 +54,5 @@ class RecordedNccl:
                 self.calls.append((name, tuple(one or 0 for one in arguments)))
             return 0
 
-        return ctypes.CFUNCTYPE(_INT, *kinds)(call)
+        self._functions.append(ctypes.CFUNCTYPE(_INT, *kinds)(call))
+        return ctypes.cast(self._functions[-1], _POINTER).value or 0

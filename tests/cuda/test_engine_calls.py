@@ -1,7 +1,10 @@
 """What the engine gives NCCL for an operation of torch's."""
 
 import pytest
+import torch.distributed as dist
 from nccl_recorder import RecordedNccl
+
+from fastcoll._load import C
 
 SOURCE, TARGET = 0x1000, 0x2000
 
@@ -22,3 +25,11 @@ def test_no_rank_gives_nccl_a_null_address(collective: str, source: int, target:
     ((name, arguments),) = nccl.calls
     assert name.lower() == f"nccl{collective}"
     assert arguments[:3] == (source or target, target or source, 8)
+
+
+def test_a_function_that_nccl_lacks_is_named() -> None:
+    nccl = RecordedNccl()
+    with pytest.raises(
+        dist.DistBackendError, match=r"expected an NCCL that has ncclRecv, got 2\.18\.3"
+    ):
+        C.NcclFunctions(lambda name: nccl._address(name) if name != "ncclRecv" else 0, 21803)

@@ -1,5 +1,7 @@
 """Factors of reductions, as C++ gives them to NCCL."""
 
+import ctypes
+
 import torch
 from nccl_ranks import Tensors, communicator, on_stand_in, stand_in
 
@@ -14,9 +16,11 @@ def test_factors_are_read_where_they_are() -> None:
             call.reduce("all_reduce", tensor, result, "PREMUL_SUM", float(number))
             assert result.tolist() == [number] * 3
         factor = torch.tensor([2.0])
-        with made.group():
-            call.reduce("all_reduce", tensor, result, "PREMUL_SUM", factor)
-            factor.fill_(5.0)
+        nccl = ctypes.CDLL(made.library.path)
+        nccl.ncclGroupStart()  # until its end, nothing runs
+        call.reduce("all_reduce", tensor, result, "PREMUL_SUM", factor)
+        factor.fill_(5.0)
+        nccl.ncclGroupEnd()
         assert result.tolist() == [5.0] * 3
         before = len(stand_in.calls())
         call.reduce("all_reduce", tensor, result, "PREMUL_SUM", 19.0)

@@ -1,4 +1,4 @@
-"""Calls issued together, divided communicators, several devices, and the stream of each call."""
+"""Divided communicators, several devices, pairs, and an aborted group."""
 
 import itertools
 import unittest.mock
@@ -13,41 +13,6 @@ from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
-
-
-@on_stand_in(2)
-def test_a_group_issues_when_the_outermost_ends() -> None:
-    with communicator() as made:
-        call = Tensors(made)
-        tensor, result = torch.ones(4), torch.zeros(4)
-        stand_in.clear()
-        with made.group():
-            with made.group():
-                call.all_reduce(tensor, result)
-            call.issue("broadcast", tensor, tensor, 0)
-            assert result.eq(0).all()
-        assert result.eq(here().size).all()
-        assert stand_in.names() == [
-            *("groupStart", "groupStart", "allReduce", "groupEnd", "broadcast", "groupEnd")
-        ]
-
-
-@on_stand_in(2)
-def test_a_body_that_raises_issues_nothing() -> None:
-    with communicator() as made:
-        call = Tensors(made)
-        tensor, result = torch.ones(4), torch.zeros(4)
-        for error in (ZeroDivisionError, TypeError, dist.DistBackendError):
-            with pytest.raises(error), made.group():
-                call.all_reduce(tensor, result)
-                if error is ZeroDivisionError:
-                    raise ZeroDivisionError
-                if error is TypeError:
-                    call.all_reduce(tensor.short(), result)
-                call.issue("broadcast", tensor, tensor, 99)
-            assert result.eq(0).all()
-        call.all_reduce(tensor, result)
-        assert result.eq(here().size).all()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -140,7 +105,7 @@ def test_pairs() -> None:
 
 @on_stand_in(2)
 def test_an_aborted_group() -> None:
-    """What the watchdog has aborted is not touched by this side, neither in a group nor at the end."""
+    """What the watchdog has aborted is not touched by this side, neither by a call nor at the end."""
     engine, tensor = engine_of("aborted"), torch.ones(1)
     engine.prepare(0, -1, False)
     communicator = engine._known[0, -1]
@@ -156,14 +121,3 @@ def test_an_aborted_group() -> None:
         engine.prepare(1, -1, False)
     engine.close()
     assert stand_in.names()[-1] == "abort" and stand_in.names().count("abort") == 1
-
-
-@on_stand_in(2)
-def test_aborted_while_it_queues() -> None:
-    engine = engine_of("g")
-    engine.prepare(0, -1, False)
-    stand_in.clear()
-    with pytest.raises(RuntimeError, match="enough"), engine._known[0, -1].group():
-        engine.communicators.abort_all()
-        raise RuntimeError("enough")
-    assert stand_in.names() == ["groupStart", "abort", "groupEnd"]

@@ -58,8 +58,8 @@ def test_messages_are_called_in_pieces_where_they_must(drops: bool) -> None:
     ways = [cut, whole, cut, cut, both, whole] if drops else [whole] * 4 + [[2 * COUNT], whole]
     counts = []
     with communicator() as made:
-        functions = C.NcclFunctions(made.library.entry_points(), 22906 if drops else 22907)
-        made.calls = C.NcclCalls(functions, made.calls.communicator, 1, timedelta(seconds=30))
+        functions = C.NcclFunctions(made.library.address, 22906 if drops else 22907)
+        made.calls = C.NcclCalls(functions, made._raw.comm, 1, timedelta(seconds=30))
         x, y = torch.arange(COUNT).float(), torch.zeros(COUNT)
         z = torch.complex(x, -x)
         for source, target, op, factor in (

@@ -12,6 +12,7 @@ from device_ranks import fault_of, has_failed, inject, until
 from fault_list import plays
 from on_ranks import on_ranks
 from suite_rules import bound
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 pytestmark = on_ranks(2, world="nccl_world", fresh=True)
 
@@ -124,6 +125,55 @@ def test_refusal_among_several_calls():
     y = torch.ones(3, device=DEVICE)
     dist.all_reduce(y, group=next_one)
     assert y.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("name", ["groupStart", "groupEnd"])
+def test_a_batch_that_cannot_begin_or_end(name):
+    own = group(30)
+    x = torch.ones(4, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    inject(f"fail {name} 3 0 1")
+    text, _ = fault_of(lambda: dist.all_to_all_single(torch.empty_like(x), x, group=own))
+    assert "fastcoll.all_to_all [group " in text
+    assert f"injected into {name}" in text and "(status 3)" in text
+
+
+def test_a_batch_with_a_call_that_nccl_lacks():
+    """None of its calls is made, and the group lives."""
+    own = group(30)
+    x = torch.full((4,), dist.get_rank() + 1.0, device=DEVICE)
+    y = torch.ones(4, dtype=torch.int16, device=DEVICE)
+    dist.all_reduce(torch.ones(4, device=DEVICE), group=own)
+    where = torch.device(DEVICE)
+    with (
+        pytest.raises(TypeError, match=r"got torch\.int16"),
+        _coalescing_manager(own, where, async_ops=True),
+    ):
+        dist.broadcast(x, 0, group=own)
+        dist.all_reduce(y, group=own)
+    assert x.tolist() == [dist.get_rank() + 1.0] * 4
+    dist.all_reduce(x, group=own)
+    assert x.tolist() == [3.0] * 4
+
+
+def test_a_batch_in_progress_is_waited_for():
+    own = group(30)
+    x, y = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    inject("in_progress groupEnd 3 0 1")
+    dist.all_to_all_single(y, x, group=own)
+    assert y.tolist() == [2.0] * 4
+
+
+def test_a_batch_that_hangs():
+    """The watchdog frees the thread that hangs in the end of a batch."""
+    own = group(2)
+    x = torch.ones(4, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    inject("hang groupEnd 0 0 1")
+    text, took = fault_of(lambda: dist.all_to_all_single(torch.empty_like(x), x, group=own))
+    assert "all_to_all(seq 2, float32[4]) timed out after 2000 ms" in text
+    assert 1.9 < took < bound(4), took
 
 
 def test_abort_of_the_group():
