@@ -95,7 +95,8 @@ class CudaEngine:
         self._config = config
         nccl_library.load()
         self.communicators = communicators = C.Communicators()
-        self._aborted = lambda: communicators.aborted  # a reference to self would keep the engine
+        # Without a reference to self, which would keep the engine.
+        self._aborted: Callable[[], bool] = lambda: communicators.aborted
         self._store = store
         self._member = Member(group, rank, size)
         self._timeout = timeout
