@@ -73,8 +73,7 @@ PartialSum::PartialSum(const Request& request, const Hosts& hosts)
       resultWidening_(request.outputFloat32 ? 2 : 1),
       cast_(isShort(request.dtype) ? &wireCast(request.dtype) : nullptr),
       divisor_(narrowed_ ? static_cast<double>(subtrees_.size()) : hosts.size()),
-      of_(hosts.count()),
-      even_(true) {
+      of_(hosts.count()) {
   // Each operand was multiplied when its subtree was summed.
   const bool scaled = request.op == ReduceOp::PreMulSum;
   combine_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : combining(request.op));
@@ -84,12 +83,7 @@ PartialSum::PartialSum(const Request& request, const Hosts& hosts)
     const std::size_t host = subtree.host;
     of_[host].push_back(subtree);
     if (subtree.count > 1) plain_[host] = false;
-    // Only the last subtree may be shorter than the others. Elsewhere the tree has another form.
-    const bool last = subtree.first + subtree.count == hosts.size();
-    const int usual = subtrees_[0].count;
-    even_ = even_ && (subtree.count == usual || (last && subtree.count < usual));
   }
-  even_ = even_ && leftOf(2 * subtrees_[0].count) == subtrees_[0].count;
   const auto& local = hosts.local();
   for (const Subtree& subtree : of_[hosts.here()]) {
     reducers_.emplace_back(inner_, subtree.count);
@@ -97,15 +91,14 @@ PartialSum::PartialSum(const Request& request, const Hosts& hosts)
         static_cast<int>(std::find(local.begin(), local.end(), subtree.first) - local.begin()));
   }
   root_ = plan(0, hosts.size());
-  temporaries_.resize((parts_.size() + 1) * kStep);
-  sources_.resize(subtrees_.size());
+  temporaries_.resize(parts_.size() * kStep);
 }
 
 int PartialSum::plan(int first, int count) {
   const auto subtree = std::find_if(subtrees_.begin(), subtrees_.end(), [&](const Subtree& b) {
     return b.first == first && b.count == count;
   });
-  Part part{first, count, -1, -1, -1};
+  Part part{-1, -1, -1};
   if (subtree != subtrees_.end()) {
     part.subtree = static_cast<int>(subtree - subtrees_.begin());
   } else {
@@ -162,31 +155,10 @@ void PartialSum::total(const std::vector<const std::uint8_t*>& partials, std::si
   const std::size_t all = bytes * widening_;
   for (std::size_t at = 0; at < all; at += kStep) {
     const std::size_t length = std::min(kStep, all - at);
-    const std::uint8_t* sum = nullptr;
-    if (even_) {
-      for (std::size_t i = 0; i < subtrees_.size(); ++i) {
-        const bool narrow = cast_ != nullptr && isShortOf(subtrees_[i].host);
-        std::uint8_t* wide = temporary(static_cast<int>(i));
-        if (narrow) {
-          cast_->widen(wide, partials[i] + at / widening_, length / sizeof(float));
-        }
-        sources_[i] = narrow ? wide : partials[i] + at;
-      }
-      ReduceArgs args{};
-      args.dst = temporary(static_cast<int>(parts_.size()));
-      args.srcs = sources_.data();
-      args.k = static_cast<int>(sources_.size());
-      args.count = length / elementSize(accumulate_);
-      args.divisor = divisor_;
-      if (widening_ == resultWidening_) args.dst = out + at;
-      finish_(args);
-      sum = static_cast<const std::uint8_t*>(args.dst);
-    } else {
-      sum = evaluate(root_, at, length, true);
-    }
+    const std::uint8_t* sum = evaluate(root_, at, length, true);
     if (widening_ != resultWidening_) {
       cast_->narrow(out + at / widening_, sum, length / sizeof(float));
-    } else if (sum != out + at) {
+    } else {
       std::memcpy(out + at, sum, length);
     }
   }

@@ -61,7 +61,6 @@ class PartialSum {
   static constexpr std::size_t kStep = 8192;  // bytes of a partial result; fits the L1 cache
 
   struct Part {
-    int first, count;
     int subtree;      // or -1: the sum of `left` and `right`
     int left, right;  // parts
   };
@@ -85,9 +84,7 @@ class PartialSum {
   std::vector<int> places_;               // where each of them begins among the host's ranks
   std::vector<Part> parts_;
   int root_;
-  bool even_;  // the subtrees are the leaves of a tree of the same form
   std::vector<std::uint8_t> temporaries_;
-  std::vector<const void*> sources_;
   const std::vector<const std::uint8_t*>* partials_ = nullptr;
 };
 
