@@ -29,34 +29,17 @@ class OutboundBlocks {
   bool isLong(std::size_t bytes) const {
     return !isShared() && hosts_.size() <= kMostConnected && LongMessages::areLong(bytes);
   }
-  /// This rank's message for a rank of another host; null if there is none.
-  const Message* outgoing(int to) const {
-    switch (request_.collective) {
-      case Collective::AllGather:
-        return &request_.in[0];
-      case Collective::Gather:
-        return to == request_.root ? &request_.in[0] : nullptr;
-      case Collective::Scatter:
-        return rank_ == request_.root ? &request_.in[to] : nullptr;
-      case Collective::AllToAll:
-        return &request_.in[to];
-      default:
-        return nullptr;
-    }
+  /// Whether rank `from` has a message for rank `to` of another host.
+  bool isSent(int from, int to) const {
+    if (is(Collective::Gather)) return to == request_.root;
+    return is(Collective::Scatter) ? from == request_.root : !is(Collective::Barrier);
   }
-  /// The message for this rank from a rank of another host; null if there is none.
+  /// This rank's message for a rank of another host, and from one; null if there is none.
+  const Message* outgoing(int to) const {
+    return isSent(rank_, to) ? &request_.in[request_.in.size() == 1 ? 0 : to] : nullptr;
+  }
   const Message* incoming(int from) const {
-    switch (request_.collective) {
-      case Collective::Scatter:
-        return from == request_.root ? &request_.out[0] : nullptr;
-      case Collective::Gather:
-        return rank_ == request_.root ? &request_.out[from] : nullptr;
-      case Collective::AllGather:
-      case Collective::AllToAll:
-        return &request_.out[from];
-      default:
-        return nullptr;
-    }
+    return isSent(from, rank_) ? &request_.out[request_.out.size() == 1 ? 0 : from] : nullptr;
   }
 
   // --- sizes of an all-to-all --------------------------------------------------------------------
@@ -229,18 +212,12 @@ class OutboundBlocks {
   /// host `to`.
   std::size_t messageBytes(int from, std::size_t sender, int to, std::size_t receiver) const {
     const int source = hosts_.ranks(from)[sender], target = hosts_.ranks(to)[receiver];
-    switch (request_.collective) {
-      case Collective::AllGather:
-        return request_.out[source].bytes();
-      case Collective::Gather:
-        return target == request_.root ? request_.in[0].bytes() : 0;
-      case Collective::Scatter:
-        return source == request_.root ? request_.out[0].bytes() : 0;
-      case Collective::AllToAll:
-        return from == here_ ? given(sender, target) : expected(receiver, source);
-      default:
-        return 0;
+    if (!isSent(source, target)) return 0;
+    if (is(Collective::AllToAll)) {
+      return from == here_ ? given(sender, target) : expected(receiver, source);
     }
+    if (is(Collective::Gather)) return request_.in[0].bytes();
+    return request_.out[is(Collective::AllGather) ? source : 0].bytes();
   }
   /// All-to-all: bytes that the rank at `local` of this host gives to rank `to` of another host,
   /// and expects from rank `from` there.
