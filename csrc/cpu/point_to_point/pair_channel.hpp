@@ -24,23 +24,28 @@
 
 namespace fastcoll {
 
-/// A record's first line. Its payload is in `payload` if it fits, else it begins in the next line.
-/// All other fields are written before `kind` and read after it.
-struct alignas(64) PairRecord {
+/// A record's fields.
+struct RecordHead {
   /// kTaken and kGoodbye are used between hosts only; see remote_channel.hpp.
-  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kTaken, kGoodbye };
-  static constexpr std::size_t kLine = 64;
-  static constexpr std::size_t kInlineBytes = 32;
-
-  /// Released by the sender, acquired by the receiver. It is kNone at the place of the next record:
-  /// the sender clears it there before it publishes a record.
-  std::atomic<std::uint32_t> kind;
+  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kTaken, kGoodbye } kind;
   std::int32_t tag;
   std::uint32_t length;  // bytes of payload
   DType dtype;
   std::uint8_t asks;    // kMessage: the sender awaits an answer
   std::uint64_t bytes;  // kMessage: of the whole message; kMove: of the new ring
   std::uint64_t where;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: a number
+};
+
+/// A record's first line. Its payload is in `payload` if it fits, else it begins in the next line.
+/// All other fields are written before `kind` and read after it.
+struct alignas(64) PairRecord {
+  static constexpr std::size_t kLine = 64;
+  static constexpr std::size_t kInlineBytes = 32;
+
+  /// Released by the sender, acquired by the receiver. It is kNone at the place of the next record:
+  /// the sender clears it there before it publishes a record.
+  std::atomic<std::uint32_t> kind;
+  std::uint8_t fields[sizeof(RecordHead) - sizeof kind];  // of a RecordHead, after its kind
   std::uint8_t payload[kInlineBytes];
 
   /// Bytes of the ring for a record with `length` bytes of payload.
@@ -50,17 +55,6 @@ struct alignas(64) PairRecord {
 };
 static_assert(sizeof(PairRecord) == PairRecord::kLine);
 static_assert(sizeof(DType) == 1);
-
-/// A record's fields, read once, because a broken peer may overwrite them.
-struct RecordHead {
-  PairRecord::Kind kind;
-  std::int32_t tag;
-  std::uint32_t length;
-  DType dtype;
-  bool asks;
-  std::uint64_t bytes;
-  std::uint64_t where;
-};
 
 struct PairChannel {
   static constexpr std::size_t kAnswers = 16;

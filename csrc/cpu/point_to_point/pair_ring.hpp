@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "cpu/point_to_point/pair_channel.hpp"
@@ -57,12 +58,8 @@ class PairWriter {
   /// `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset) {
     PairRecord& record = ring_.record(position_);
-    record.tag = head.tag;
-    record.length = head.length;
-    record.dtype = head.dtype;
-    record.asks = head.asks ? 1 : 0;
-    record.bytes = head.bytes;
-    record.where = head.where;
+    std::memcpy(record.fields, reinterpret_cast<const char*>(&head) + sizeof head.kind,
+                sizeof record.fields);
     if (head.length <= PairRecord::kInlineBytes) {
       message.read(offset, head.length, record.payload);
     } else {
@@ -76,7 +73,7 @@ class PairWriter {
       });
     }
     position_ += PairRecord::size(head.length);
-    ring_.record(position_).kind.store(PairRecord::kNone, std::memory_order_relaxed);
+    ring_.record(position_).kind.store(RecordHead::kNone, std::memory_order_relaxed);
     // Release publishes payload, fields and the cleared line; copyStreaming has ordered its stores
     // before this one. It is seq_cst, because the sender then reads whether the receiver sleeps.
     record.kind.store(head.kind, std::memory_order_seq_cst);
@@ -88,7 +85,7 @@ class PairWriter {
   /// fit.
   void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset, const RingStores& stores) {
     RecordHead head{};
-    head.kind = PairRecord::kMove;
+    head.kind = RecordHead::kMove;
     head.bytes = bytes;
     head.where = offset;
     write(head, Message(), 0);
@@ -117,16 +114,15 @@ class PairReader {
   /// The next record, or nullptr while there is none.
   const PairRecord* next() const {
     const PairRecord& record = ring_.record(position_);
-    return record.kind.load(std::memory_order_acquire) == PairRecord::kNone ? nullptr : &record;
+    return record.kind.load(std::memory_order_acquire) == RecordHead::kNone ? nullptr : &record;
   }
+  /// Its fields, read once, because a broken peer may overwrite them.
   RecordHead head(const PairRecord& record) const {
-    return {static_cast<PairRecord::Kind>(record.kind.load(std::memory_order_relaxed)),
-            record.tag,
-            record.length,
-            record.dtype,
-            record.asks != 0,
-            record.bytes,
-            record.where};
+    RecordHead head;
+    head.kind = static_cast<RecordHead::Kind>(record.kind.load(std::memory_order_relaxed));
+    std::memcpy(reinterpret_cast<char*>(&head) + sizeof head.kind, record.fields,
+                sizeof record.fields);
+    return head;
   }
   /// The longest payload that the ring can hold. A record with a longer one is broken.
   std::size_t most() const { return ring_.bytes - 2 * PairRecord::kLine; }

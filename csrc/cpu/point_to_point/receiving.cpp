@@ -38,15 +38,15 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
                          length, " bytes into a ring of fewer", kReportThis));
     }
     switch (head.kind) {
-      case PairRecord::kMessage:
+      case RecordHead::kMessage:
         takeMessage(rank, head, in.payload(*record, length), finished);
         in.advance(length);
         break;
-      case PairRecord::kPiece:
+      case RecordHead::kPiece:
         takePiece(rank, head, in.payload(*record, length), finished);
         in.advance(length);
         break;
-      case PairRecord::kMove: {
+      case RecordHead::kMove: {
         const std::uint64_t bytes = head.bytes;
         if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
           throw Error(ErrorKind::Backend,
@@ -72,7 +72,7 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
 /// Whether to leave a message without a receive in the ring for a moment. In an exchange of isend
 /// and irecv the receive is about to be posted. Keeping the message would be a second copy.
 bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
-  const bool message = head.kind == PairRecord::kMessage;
+  const bool message = head.kind == RecordHead::kMessage;
   if (!message || head.length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {
     peer.waitsSince.reset();
     return false;
@@ -91,7 +91,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
                                Finished& finished) {
   Peer& peer = peers_[rank];
   const std::size_t length = head.length;
-  Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks,
+  Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks != 0,
                      head.bytes, head.where,     Payload(), 0};
   const bool small = message.bytes <= length;
   const bool odd = peer.elsewhere && length != (head.asks ? 0 : head.bytes);

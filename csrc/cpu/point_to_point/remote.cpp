@@ -59,7 +59,7 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
 void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
   const std::size_t bytes = op.message.bytes();
   RecordHead head{};
-  head.kind = PairRecord::kMessage;
+  head.kind = RecordHead::kMessage;
   head.tag = op.tag;
   head.dtype = op.dtype;
   head.bytes = bytes;
@@ -190,11 +190,11 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   }
   const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
   switch (head.kind) {
-    case PairRecord::kMessage:
+    case RecordHead::kMessage:
       takeMessage(rank, head, payload, finished);
       break;
-    case PairRecord::kTaken:
-    case PairRecord::kGoodbye:
+    case RecordHead::kTaken:
+    case RecordHead::kGoodbye:
       break;
     default:
       throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),

@@ -24,14 +24,9 @@ int longTag(std::uint64_t bytes) {
 
 /// What precedes a record's payload on the wire.
 struct RemoteChannel::Head {
-  std::uint32_t kind;
-  std::int32_t tag;
-  std::uint32_t length;
-  std::uint8_t dtype;
-  std::uint8_t asks;
-  std::uint16_t full;
-  std::uint64_t bytes;
+  RecordHead record;
   std::uint64_t taken;
+  std::uint64_t full;
 };
 
 RemoteChannel::RemoteChannel(std::unique_ptr<Connection> connection)
@@ -73,14 +68,7 @@ void RemoteChannel::clear(Slot& slot, std::size_t room) const {
 
 /// Sends `head`, and the `head.length` bytes after its place in the slot.
 void RemoteChannel::put(Slot& slot, const RecordHead& head) {
-  const Head wire{static_cast<std::uint32_t>(head.kind),
-                  head.tag,
-                  head.length,
-                  static_cast<std::uint8_t>(head.dtype),
-                  head.asks ? std::uint8_t{1} : std::uint8_t{0},
-                  full_ ? std::uint16_t{1} : std::uint16_t{0},
-                  head.bytes,
-                  taken_};
+  const Head wire{head, taken_, full_};
   std::memcpy(slot.data.get(), &wire, sizeof wire);
   slot.transfer = connection_->send(slot.data.get(), sizeof wire + head.length, kRecords);
   told_ = taken_;
@@ -94,7 +82,7 @@ void RemoteChannel::write(const RecordHead& head, const Message& message, std::s
   ++written_;
 }
 
-void RemoteChannel::say(PairRecord::Kind word) {
+void RemoteChannel::say(RecordHead::Kind word) {
   Slot& slot = words_[wordsSaid_++ % kFreeSlots];
   clear(slot, 0);
   RecordHead head{};
@@ -103,7 +91,7 @@ void RemoteChannel::say(PairRecord::Kind word) {
 }
 
 void RemoteChannel::sayGoodbye() {
-  say(PairRecord::kGoodbye);
+  say(RecordHead::kGoodbye);
 }
 
 bool RemoteChannel::flush(TimePoint until) {
@@ -128,15 +116,9 @@ bool RemoteChannel::wait(TimePoint until) {
 }
 
 RecordHead RemoteChannel::head() const {
-  Head wire;
-  std::memcpy(&wire, in_[read_ % kReceives].data.get(), sizeof wire);
-  RecordHead head{};
-  head.kind = static_cast<PairRecord::Kind>(wire.kind);
-  head.tag = wire.tag;
-  head.length = wire.length;
-  head.dtype = static_cast<DType>(wire.dtype);
-  head.asks = wire.asks != 0;
-  head.bytes = wire.bytes;
+  RecordHead head;
+  std::memcpy(&head, in_[read_ % kReceives].data.get(), sizeof head);
+  head.where = 0;
   return head;
 }
 
@@ -150,13 +132,13 @@ void RemoteChannel::advance() {
   std::memcpy(&wire, slot.data.get(), sizeof wire);
   if (wire.taken > heard_ && wire.taken <= written_) heard_ = wire.taken;
   peerIsFull_ = wire.full != 0;
-  goodbye_ = goodbye_ || wire.kind == PairRecord::kGoodbye;
-  const bool word = wire.kind == PairRecord::kTaken || wire.kind == PairRecord::kGoodbye;
+  goodbye_ = goodbye_ || wire.record.kind == RecordHead::kGoodbye;
+  const bool word = wire.record.kind == RecordHead::kTaken || goodbye_;
   if (!word) ++taken_;
   post(slot);
   if (goodbye_ || taken_ - told_ < kTellAfter) return;
   try {
-    say(PairRecord::kTaken);
+    say(RecordHead::kTaken);
   } catch (const ConnectionLost& error) {  // earlier records count
     gone_ = error.what();
   }

@@ -82,7 +82,7 @@ class RemoteChannel {
   void post(Slot& slot);
   void clear(Slot& slot, std::size_t room) const;
   void put(Slot& slot, const RecordHead& head);
-  void say(PairRecord::Kind word);
+  void say(RecordHead::Kind word);
 
   std::unique_ptr<Connection> connection_;
   std::array<Slot, kSlots> out_;

@@ -92,7 +92,7 @@ std::uint64_t PointToPoint::inArena(const Message& message) const {
 bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   const std::size_t bytes = op.message.bytes();
   RecordHead head{};
-  head.kind = PairRecord::kMessage;
+  head.kind = RecordHead::kMessage;
   head.tag = op.tag;
   head.dtype = op.dtype;
   head.bytes = bytes;
@@ -131,7 +131,7 @@ bool PointToPoint::useLargeRing(Peer& peer) {
 bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
                                std::size_t& budget) {
   RecordHead head{};
-  head.kind = PairRecord::kPiece;
+  head.kind = RecordHead::kPiece;
   head.where = op.number_;
   while (op.moved_ < end) {
     const std::size_t take = std::min(pieceBytes_, end - op.moved_);
