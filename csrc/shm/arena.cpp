@@ -37,15 +37,20 @@ int makeMemfd() {
   return fd;
 }
 
-std::size_t directorySlot(std::uint64_t nonce, std::size_t probe) {
-  return (nonce + probe) % ArenaHeader::kDirectoryEntries;
-}
-
-DirectoryEntry* directory(std::uint8_t* base) {
-  return reinterpret_cast<DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset);
-}
-
 constexpr std::uint64_t kTombstone = ~std::uint64_t{0};
+
+/// The first entry, from the place of `nonce` on, whose nonce is one of two. nullptr if an empty
+/// entry comes before it, or all entries are others.
+DirectoryEntry* entryOf(std::uint8_t* base, std::uint64_t nonce, std::uint64_t a, std::uint64_t b) {
+  auto* const entries = reinterpret_cast<DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset);
+  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
+    DirectoryEntry& entry = entries[(nonce + probe) % ArenaHeader::kDirectoryEntries];
+    const std::uint64_t found = entry.nonce.load(std::memory_order_acquire);
+    if (found == a || found == b) return &entry;
+    if (found == 0) return nullptr;
+  }
+  return nullptr;
+}
 
 // A peer sleeps for kWaitSlice at most. Before its next sleep it detects that the group has ended.
 constexpr Milliseconds kRetirement{1000};
@@ -76,16 +81,8 @@ void* mapShared(int fd, std::size_t bytes) {
   return mapped;
 }
 
-const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce) {
-  const auto* entries =
-      reinterpret_cast<const DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset);
-  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
-    const auto& entry = entries[directorySlot(nonce, probe)];
-    const std::uint64_t found = entry.nonce.load(std::memory_order_acquire);
-    if (found == nonce) return &entry;
-    if (found == 0) return nullptr;
-  }
-  return nullptr;
+const DirectoryEntry* findInDirectory(std::uint8_t* base, std::uint64_t nonce) {
+  return entryOf(base, nonce, nonce, nonce);
 }
 
 void mapNow(std::uint8_t* data, std::size_t bytes) noexcept {
@@ -286,31 +283,20 @@ std::size_t Arena::used() const {
 
 void Arena::addToDirectory(std::uint64_t nonce, std::uint64_t offset) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
-    auto& entry = directory(base_)[directorySlot(nonce, probe)];
-    const std::uint64_t found = entry.nonce.load(std::memory_order_relaxed);
-    if (found == 0 || found == kTombstone) {
-      entry.offset.store(offset, std::memory_order_relaxed);
-      entry.nonce.store(nonce, std::memory_order_release);
-      return;
-    }
+  DirectoryEntry* const entry = entryOf(base_, nonce, 0, kTombstone);
+  if (entry == nullptr) {
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
+                       " groups over shared memory. Destroy groups that are no longer needed."));
   }
-  throw Error(ErrorKind::Backend,
-              concat("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
-                     " groups over shared memory. Destroy groups that are no longer needed."));
+  entry->offset.store(offset, std::memory_order_relaxed);
+  entry->nonce.store(nonce, std::memory_order_release);
 }
 
 void Arena::removeFromDirectory(std::uint64_t nonce) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
-    auto& entry = directory(base_)[directorySlot(nonce, probe)];
-    const std::uint64_t found = entry.nonce.load(std::memory_order_relaxed);
-    if (found == nonce) {
-      entry.nonce.store(kTombstone, std::memory_order_release);
-      return;
-    }
-    if (found == 0) return;
-  }
+  DirectoryEntry* const entry = entryOf(base_, nonce, nonce, nonce);
+  if (entry != nullptr) entry->nonce.store(kTombstone, std::memory_order_release);
 }
 
 }  // namespace fastcoll

@@ -74,7 +74,7 @@ static_assert(sizeof(ArenaHeader) <= kPage);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 /// Entry of `nonce` in the directory of a mapped arena, or nullptr.
-const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce);
+const DirectoryEntry* findInDirectory(std::uint8_t* base, std::uint64_t nonce);
 
 /// Maps shared memory aligned for huge pages; MAP_FAILED and errno if it fails.
 void* mapShared(int fd, std::size_t bytes);
