@@ -31,12 +31,14 @@ std::uint64_t asWord(T value) {
 
 class Ring::Claim {
  public:
-  Claim(const Ring& ring, RecordId id) : slot_(ring.slotOf(id)), id_(id) {
-    for (int i = 0; id != 0 && i < kTries; ++i) {
-      std::uint64_t version = 2 * id;
+  /// `fresh`: the slot may have an earlier record.
+  Claim(const Ring& ring, RecordId id, bool fresh = false) : slot_(ring.slotOf(id)), id_(id) {
+    for (int i = 0; id != 0 && i < kTries && !held_; ++i) {
+      std::uint64_t version = slot_.version.load(std::memory_order_relaxed);
+      if (fresh ? version / 2 > id : version / 2 != id) return;  // overtaken by a whole lap
+      if (version % 2 == 1) continue;
       held_ = slot_.version.compare_exchange_weak(version, 2 * id + 1, std::memory_order_acquire,
                                                   std::memory_order_relaxed);
-      if (held_ || version / 2 != id) return;
     }
   }
   ~Claim() {
@@ -65,33 +67,21 @@ Ring::Ring(std::size_t size)
 
 RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
   const RecordId id = next_.fetch_add(1, std::memory_order_relaxed) + 1;
-  Slot& slot = slotOf(id);
-  bool held = false;
-  for (int i = 0; i < kTries && !held; ++i) {
-    std::uint64_t version = slot.version.load(std::memory_order_relaxed);
-    if (version / 2 > id) return 0;  // overtaken by a whole lap
-    if (version % 2 == 1) continue;
-    held = slot.version.compare_exchange_weak(version, 2 * id + 1, std::memory_order_acquire,
-                                              std::memory_order_relaxed);
-  }
-  if (!held) return 0;
+  Claim slot(*this, id, true);
+  if (!slot) return 0;
   const std::size_t used = FASTCOLL_WORD(shapes.words) + draft.shapes.used;
   const char* const from = reinterpret_cast<const char*>(&draft);
   for (std::size_t i = 0; i < used; ++i) {
     std::uint64_t word;
     std::memcpy(&word, from + 8 * i, 8);
-    slot.words[i].store(word, std::memory_order_release);
+    slot.set(i, word);
   }
-  const auto set = [&slot](std::size_t word, std::uint64_t value) {
-    slot.words[word].store(value, std::memory_order_release);
-  };
-  set(FASTCOLL_WORD(id), id);
-  set(FASTCOLL_WORD(seq), seq);
+  slot.set(FASTCOLL_WORD(id), id);
+  slot.set(FASTCOLL_WORD(seq), seq);
   if (starts) {
-    set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
-    set(FASTCOLL_WORD(started), asWord(draft.created));
+    slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
+    slot.set(FASTCOLL_WORD(started), draft.created);
   }
-  slot.version.store(2 * id, std::memory_order_release);
   // Prefetch the next record's lines: they have left the first-level cache since their last write.
   const char* const next = reinterpret_cast<const char*>(&slotOf(id + 1));
   for (int line = 0; line < 3; ++line) __builtin_prefetch(next + 64 * line, 1);
