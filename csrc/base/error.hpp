@@ -30,6 +30,13 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+/// The fault of a group, as its ranks tell it to each other.
+struct Fault {
+  ErrorKind kind = ErrorKind::Backend;
+  std::string text;
+  std::int64_t publishedAt = 0;  // in the store: milliseconds since 1970, by its writer's clock
+};
+
 /// Appends a part of a text: strings and characters as they are, integers in decimal, anything else
 /// by its operator<<. A stream is used only for the last, because streams take most of a file's
 /// compile time.

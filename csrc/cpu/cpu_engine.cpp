@@ -98,7 +98,7 @@ void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char*
   const bool forked = forkGeneration_ != forkGeneration(), destroyed = closed_;
   const bool aborted = memory_ != nullptr && memory_->aborted();
   if (!forked && !destroyed && !aborted && !fault_) return;
-  const PublishedError fault = fault_.value_or(PublishedError{});
+  const Fault fault = fault_.value_or(Fault{});
   lock.unlock();
   if (!destroyed) config_.failing();  // another rank's fault may be seen here first
   const std::string head = errorHead(call, config_, seq);
@@ -339,7 +339,7 @@ std::uint64_t CpuEngine::sequence() const {
 
 bool CpuEngine::faulted(ErrorKind* kind) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (kind != nullptr) *kind = fault_.value_or(PublishedError{}).kind;
+  if (kind != nullptr) *kind = fault_.value_or(Fault{}).kind;
   return fault_ || (memory_ != nullptr && memory_->aborted());
 }
 

@@ -119,7 +119,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void execute(Task& task);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
-  PublishedError explain(int peer, const std::string& text) const noexcept;
+  Fault explain(int peer, const std::string& text) const noexcept;
   template <typename Connect>
   void connect(Connect connect);
   std::shared_ptr<Network> network();
@@ -138,7 +138,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call, std::uint64_t seq);
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
-  PublishedError tellPeers(const PublishedError& fault) noexcept;
+  Fault tellPeers(const Fault& fault) noexcept;
   void checkPeers(const std::string& prefix) const;
 
   const EngineConfig config_;
@@ -169,8 +169,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::uint64_t sequence_ = 0;  // of the last admitted collective
   bool workerAwake_ = false;
   bool closed_ = false;
-  std::atomic<bool> refused_{false};     // a call was refused because the group has failed
-  std::optional<PublishedError> fault_;  // for which this rank has aborted the group
+  std::atomic<bool> refused_{false};  // a call was refused because the group has failed
+  std::optional<Fault> fault_;        // for which this rank has aborted the group
   std::atomic<bool> spinDecided_{false};
   std::atomic<TimePoint> nextSpinLook_{TimePoint{}};
 };

@@ -17,7 +17,7 @@ constexpr Milliseconds kWhoBroke{500};
 
 }  // namespace
 
-PublishedError CpuEngine::tellPeers(const PublishedError& fault) noexcept {
+Fault CpuEngine::tellPeers(const Fault& fault) noexcept {
   if (rendezvous_ == nullptr) return fault;
   try {
     return errors_.publish(rendezvous_->faultKeys(), fault, kTelling);
@@ -34,10 +34,9 @@ void CpuEngine::checkPeers(const std::string& prefix) const {
 
 /// Why the connection to a peer broke, or (-1) one of a collective: the fault that a rank
 /// published, or that a process has ended.
-PublishedError CpuEngine::explain(int peer, const std::string& text) const noexcept {
+Fault CpuEngine::explain(int peer, const std::string& text) const noexcept {
   const bool known = peer >= 0;
-  PublishedError fault{ErrorKind::Backend,
-                       known ? brokeOff(memory_->memberName(peer), text) : text};
+  Fault fault{ErrorKind::Backend, known ? brokeOff(memory_->memberName(peer), text) : text};
   try {
     const auto began = Clock::now(), until = began + (known ? kTelling : kWhoBroke);
     const std::string key = known ? rendezvous_->faultKeyOf(peer) : rendezvous_->faultKeys()[0];
@@ -69,7 +68,7 @@ PublishedError CpuEngine::explain(int peer, const std::string& text) const noexc
 
 /// Fails the group with this rank's fault. Throws that fault, or the one that came first.
 void CpuEngine::failHere(const Request& request, const Error& error) {
-  PublishedError fault{error.kind(), causeOf(error)};
+  Fault fault{error.kind(), causeOf(error)};
   const std::string own = fault.text;
   if (isUnexplained(error)) fault = explain(-1, own);
   abort(fault.kind, fault.text);
@@ -100,7 +99,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forkGeneration_ != forkGeneration()) return;  // a forked child has no part in the group
   config_.failing();
   try {
-    PublishedError fault{kind, cause};
+    Fault fault{kind, cause};
     // Shared memory notifies only the ranks of this host.
     const Path path = path_.load(std::memory_order_acquire);
     bool told = path == Path::Shared || (path != Path::MultiHost && faulted());
@@ -152,17 +151,16 @@ void CpuEngine::endHostWatch() noexcept {
 
 /// Called by the keeper thread, which must not wait. False ends the watch.
 bool CpuEngine::lookAtHost() noexcept {
-  ErrorKind kind = ErrorKind::Backend;
-  std::string cause;
+  Fault fault;
   for (const int peer : multiHost_.hosts.local()) {
     if (peer == config_.rank || !memory_->isDead(peer) || memory_->hasLeft(peer)) continue;
-    cause = memory_->causeOfSilence(peer);
+    fault.text = memory_->causeOfSilence(peer);
   }
-  if (memory_->aborted()) memory_->recorded(kind, cause);
-  if (cause.empty()) return true;
+  if (memory_->aborted()) fault = memory_->recorded();
+  if (fault.text.empty()) return true;
   try {
-    runOnWorker([weak = weak_from_this(), kind, cause] {
-      if (const auto self = weak.lock()) self->failIdle(kind, cause);
+    runOnWorker([weak = weak_from_this(), fault] {
+      if (const auto self = weak.lock()) self->failIdle(fault.kind, fault.text);
     });
   } catch (const std::exception&) {  // no thread: the next call detects the fault
   }

@@ -121,11 +121,7 @@ PointToPoint& CpuEngine::madePointToPoint() {
     setup.ringBytes = config_.settings.ringBytes;
     setup.stores = config_.settings.storesChoice();
     setup.failing = config_.failing;
-    setup.tellUnmet = [this] {
-      PublishedError fault;
-      memory_->recorded(fault.kind, fault.text);
-      tellPeers(fault);
-    };
+    setup.tellUnmet = [this] { tellPeers(memory_->recorded()); };
     setup.met = [this] {
       const auto now = Clock::now();
       if (spinDecided_ || now < nextSpinLook_.load()) return;

@@ -38,7 +38,7 @@ std::optional<ErrorKind> kindOf(char given) {
 }
 
 /// The format: a letter for the kind, the time in decimal, a space, the text.
-std::optional<PublishedError> parse(const std::string& value) {
+std::optional<Fault> parse(const std::string& value) {
   const auto space = value.find(' ');
   if (space == std::string::npos || space < 2 || space > 20 || space + 1 == value.size()) {
     return std::nullopt;
@@ -46,8 +46,7 @@ std::optional<PublishedError> parse(const std::string& value) {
   const auto kind = kindOf(value[0]);
   const std::string time = value.substr(1, space - 1);
   if (!kind || time.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
-  PublishedError fault{*kind, value.substr(space + 1, kLongest),
-                       std::strtoll(time.c_str(), nullptr, 10)};
+  Fault fault{*kind, value.substr(space + 1, kLongest), std::strtoll(time.c_str(), nullptr, 10)};
   for (char& c : fault.text) {
     if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = ' ';
   }
@@ -70,14 +69,13 @@ std::string faultKey(std::uint64_t nonce) {
   return concat("fastcoll/f/", nonce);
 }
 
-std::optional<PublishedError> readFault(KeyValueStore& store, const std::string& key) {
+std::optional<Fault> readFault(KeyValueStore& store, const std::string& key) {
   std::string value;
   if (!store.tryGet(key, value)) return std::nullopt;
   return parse(value);
 }
 
-PublishedError writeFault(KeyValueStore& store, const std::string& key,
-                          const PublishedError& fault) {
+Fault writeFault(KeyValueStore& store, const std::string& key, const Fault& fault) {
   const std::string mine =
       concat(letterOf(fault.kind), millisSince1970(), ' ', fault.text.substr(0, kLongest));
   return parse(store.setFirst(key, mine)).value_or(fault);
@@ -90,7 +88,7 @@ struct ErrorChannel::Shared {
   const std::shared_ptr<KeyValueStore> store;
   std::mutex mutex;
   std::condition_variable changed;
-  std::optional<PublishedError> first;
+  std::optional<Fault> first;
   bool checking = false;
   bool publishing = false;
   int failures = 0;
@@ -102,19 +100,19 @@ ErrorChannel::ErrorChannel(std::shared_ptr<KeyValueStore> store, Run run)
 // Both start their job under the lock that the job takes at its end. If no thread can be started,
 // the next call tries again.
 
-PublishedError ErrorChannel::publish(std::vector<std::string> keys, const PublishedError& fault,
-                                     Milliseconds patience) noexcept {
+Fault ErrorChannel::publish(std::vector<std::string> keys, const Fault& fault,
+                            Milliseconds patience) noexcept {
   try {
     std::unique_lock<std::mutex> lock(shared_->mutex);
     // Publish an already known fault, too: some rank may read only this rank's keys.
-    const PublishedError mine = shared_->first.value_or(fault);
+    const Fault mine = shared_->first.value_or(fault);
     if (keys.empty()) return mine;
     if (!shared_->publishing) {
       run_([shared = shared_, keys = std::move(keys), mine] {
-        std::optional<PublishedError> first;
+        std::optional<Fault> first;
         try {
           for (const std::string& key : keys) {
-            PublishedError there = writeFault(*shared->store, key, first.value_or(mine));
+            Fault there = writeFault(*shared->store, key, first.value_or(mine));
             if (!first) first = std::move(there);
           }
         } catch (const std::exception&) {  // without the store each rank detects the fault itself
@@ -132,14 +130,14 @@ PublishedError ErrorChannel::publish(std::vector<std::string> keys, const Publis
   }
 }
 
-std::optional<PublishedError> ErrorChannel::check(std::vector<std::string> keys,
-                                                  Milliseconds patience) noexcept {
+std::optional<Fault> ErrorChannel::check(std::vector<std::string> keys,
+                                         Milliseconds patience) noexcept {
   try {
     std::unique_lock<std::mutex> lock(shared_->mutex);
     if (shared_->first) return shared_->first;
     if (!shared_->checking && shared_->failures < kFailures) {
       run_([shared = shared_, keys = std::move(keys)] {
-        std::optional<PublishedError> found;
+        std::optional<Fault> found;
         bool failed = false;
         try {
           for (auto key = keys.begin(); key != keys.end() && !found; ++key) {
@@ -163,7 +161,7 @@ std::optional<PublishedError> ErrorChannel::check(std::vector<std::string> keys,
   }
 }
 
-std::optional<PublishedError> ErrorChannel::first() const {
+std::optional<Fault> ErrorChannel::first() const {
   const std::lock_guard<std::mutex> lock(shared_->mutex);
   return shared_->first;
 }

@@ -20,23 +20,15 @@
 
 namespace fastcoll {
 
-struct PublishedError {
-  ErrorKind kind = ErrorKind::Backend;
-  std::string text;
-  std::int64_t publishedAt =
-      0;  // when it was published: milliseconds since 1970, by its writer's clock
-};
-
-/// The current time, by the clock of `publishedAt`.
+/// The current time, by the clock of Fault::publishedAt.
 std::int64_t millisSince1970();
 
 std::string faultKey(const std::string& hash);
 std::string faultKey(std::uint64_t nonce);
 /// nullopt if there is no fault. Throws Error(Network) when the store cannot be reached.
-std::optional<PublishedError> readFault(KeyValueStore& store, const std::string& key);
+std::optional<Fault> readFault(KeyValueStore& store, const std::string& key);
 /// Writes the fault unless the key holds one; returns what the key then holds.
-PublishedError writeFault(KeyValueStore& store, const std::string& key,
-                          const PublishedError& fault);
+Fault writeFault(KeyValueStore& store, const std::string& key, const Fault& fault);
 
 /// Publishes and reads a group's first fault on other threads, because a store may be slow or gone,
 /// and no caller may wait for it long.
@@ -48,13 +40,11 @@ class ErrorChannel {
 
   /// Publishes a fault under all the keys, once. Returns what the first key then holds: another
   /// rank's fault if that came first. Waits for the store for `patience` at most.
-  PublishedError publish(std::vector<std::string> keys, const PublishedError& fault,
-                         Milliseconds patience) noexcept;
+  Fault publish(std::vector<std::string> keys, const Fault& fault, Milliseconds patience) noexcept;
   /// The first fault under the keys, if it was read within `patience`. Otherwise call again.
-  std::optional<PublishedError> check(std::vector<std::string> keys,
-                                      Milliseconds patience) noexcept;
+  std::optional<Fault> check(std::vector<std::string> keys, Milliseconds patience) noexcept;
   /// The first fault, as far as it is known; does not read the store.
-  std::optional<PublishedError> first() const;
+  std::optional<Fault> first() const;
 
  private:
   struct Shared;

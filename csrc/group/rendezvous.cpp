@@ -125,7 +125,7 @@ void Rendezvous::throwIfTold(const std::string& key) {
 
 /// The error of a rank that arrives after the others have timed out. They can only name it as
 /// missing.
-std::string Rendezvous::cameLate(const PublishedError& fault) const {
+std::string Rendezvous::cameLate(const Fault& fault) const {
   const auto seconds = [](double milliseconds) {
     char text[32];
     std::snprintf(text, sizeof text, "%.1f s", milliseconds / 1e3);

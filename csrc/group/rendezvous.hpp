@@ -144,7 +144,7 @@ class Rendezvous {
   void throwIfTold(const std::string& key);
   void throwIfGroupTold();
   void throwIfTold(const GroupRecord& by);
-  std::string cameLate(const PublishedError& fault) const;
+  std::string cameLate(const Fault& fault) const;
   bool bind(const GroupRecord& record, Milliseconds patience);
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote) const;

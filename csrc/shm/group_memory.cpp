@@ -22,6 +22,11 @@ void wakeSleepers(ControlBlock& block, Doorbell& bell) noexcept {
   futexWakeAll(lowHalf(&bell.rings));
 }
 
+Fault readFault(const AbortRecord& record) {
+  return {static_cast<ErrorKind>(record.kind),
+          std::string(record.text, ::strnlen(record.text, sizeof record.text))};
+}
+
 }  // namespace
 
 GroupMemory::GroupMemory(std::shared_ptr<LocalProcess> process, GroupIdentity identity)
@@ -37,7 +42,7 @@ void GroupMemory::open(std::size_t arenaBytes) {
   block->nonce.store(identity_.nonce, std::memory_order_relaxed);
   block->rank = static_cast<std::uint32_t>(identity_.rank);
   block->size = static_cast<std::uint32_t>(identity_.size);
-  if (early_) record(block->abort, earlyKind_, earlyCause_);  // no peer has the block yet
+  if (early_) record(block->abort, earlyFault_);  // no peer has the block yet
   own_.store(block, std::memory_order_release);
   arena().addToDirectory(identity_.nonce, blockOffset_);
 }
@@ -243,27 +248,26 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
     std::lock_guard<std::mutex> lock(bindMutex_);
     if (!isOpen()) {
       if (!early_.load(std::memory_order_relaxed)) {
-        earlyKind_ = kind;
-        earlyCause_ = cause;
+        earlyFault_ = {kind, cause};
         early_.store(true, std::memory_order_release);
       }
       return;
     }
   }
   // kWriting does not count as a record here, because its writer may have died.
-  if (own().abort.state.load(std::memory_order_acquire) != AbortRecord::kSet) tellAll(kind, cause);
+  if (own().abort.state.load(std::memory_order_acquire) != AbortRecord::kSet)
+    tellAll({kind, cause});
 }
 
 /// Writes the fault into a member's record and returns true. If the record already has a fault,
-/// reads it into `kind` and `cause` and returns false. Also false if a live writer takes too long.
-bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept {
+/// reads it into `fault` and returns false. Also false if a live writer takes too long.
+bool GroupMemory::record(AbortRecord& into, Fault& fault) noexcept {
   const std::uint32_t mine = AbortRecord::kWriting + static_cast<std::uint32_t>(rank());
   std::uint32_t seen = AbortRecord::kNone;
   const auto until = Clock::now() + kWriting;
   while (!into.state.compare_exchange_strong(seen, mine, std::memory_order_acq_rel)) {
     if (seen == AbortRecord::kSet) {
-      kind = static_cast<ErrorKind>(into.kind);
-      cause.assign(into.text, ::strnlen(into.text, sizeof into.text));
+      fault = readFault(into);
       return false;
     }
     if (seen == AbortRecord::kNone) continue;
@@ -275,9 +279,9 @@ bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause)
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     seen = AbortRecord::kNone;
   }
-  into.kind = static_cast<std::uint32_t>(kind);
-  const std::size_t length = std::min(cause.size(), sizeof into.text - 1);
-  std::memcpy(into.text, cause.data(), length);
+  into.kind = static_cast<std::uint32_t>(fault.kind);
+  const std::size_t length = std::min(fault.text.size(), sizeof into.text - 1);
+  std::memcpy(into.text, fault.text.data(), length);
   into.text[length] = '\0';
   into.state.store(AbortRecord::kSet, std::memory_order_release);
   return true;
@@ -286,7 +290,7 @@ bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause)
 // Two ranks may detect two faults at once. Both write the records in rank order, and go on with the
 // fault that they find there. So the first writer of the first record decides for all. A rank's own
 // record has no special place; otherwise the rank could raise a fault that no other rank gets.
-void GroupMemory::tellAll(ErrorKind kind, std::string cause) noexcept {
+void GroupMemory::tellAll(Fault fault) noexcept {
   const auto listens = [this](int peer) {
     return peer == identity_.rank || (isBound(peer) && !hasLeft(peer));
   };
@@ -294,7 +298,7 @@ void GroupMemory::tellAll(ErrorKind kind, std::string cause) noexcept {
   // that woke before its own record was set would sleep for another slice.
   bool told = false;
   for (int peer = 0; peer < identity_.size; ++peer) {
-    if (listens(peer)) told = record(recordOf(peer), kind, cause) || told;
+    if (listens(peer)) told = record(recordOf(peer), fault) || told;
   }
   for (int peer = 0; told && peer < identity_.size; ++peer) {
     if (!listens(peer)) continue;
@@ -313,29 +317,18 @@ AbortRecord& GroupMemory::recordOf(int member) const {
 }
 
 void GroupMemory::passOn() noexcept {
-  if (!isOpen()) return;
-  ErrorKind kind = ErrorKind::Backend;
-  std::string cause;
-  recorded(kind, cause);
-  tellAll(kind, std::move(cause));
+  if (isOpen()) tellAll(recorded());
 }
 
 bool GroupMemory::hear(int peer) noexcept {
   if (peer == identity_.rank || !isBound(peer) || !isMeant(*member(peer))) return false;
   if (recordOf(peer).state.load(std::memory_order_acquire) != AbortRecord::kSet) return false;
-  ErrorKind kind = ErrorKind::Backend;
-  std::string cause;
-  record(recordOf(peer), kind, cause);  // it is set, so this only reads it
-  tellAll(kind, std::move(cause));
+  tellAll(readFault(recordOf(peer)));
   return true;
 }
 
-void GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
-  if (!isOpen()) {  // early_ is true, and these fields were written before it
-    kind = earlyKind_;
-    cause = earlyCause_;
-    return;
-  }
+Fault GroupMemory::recorded() const {
+  if (!isOpen()) return earlyFault_;  // early_ is true, and this was written before it
   const AbortRecord& fault = own().abort;
   // The writer may be between claim and text, or may have died there: wait for kWriting at most.
   const auto until = Clock::now() + kWriting;
@@ -344,24 +337,16 @@ void GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     state = fault.state.load(std::memory_order_acquire);
   }
-  if (state == AbortRecord::kSet) {
-    kind = static_cast<ErrorKind>(fault.kind);
-    cause.assign(fault.text, ::strnlen(fault.text, sizeof fault.text));
-    return;
-  }
+  if (state == AbortRecord::kSet) return readFault(fault);
   const std::uint32_t writer = state - AbortRecord::kWriting;
-  kind = ErrorKind::Backend;
-  cause = writer < static_cast<std::uint32_t>(size())
-              ? memberName(static_cast<int>(writer)) + " died while it reported a fault"
-              : "a rank died while it reported a fault";
-  cause += kReadLog;
+  const bool known = writer < static_cast<std::uint32_t>(size());
+  return {ErrorKind::Backend, concat(known ? memberName(static_cast<int>(writer)) : "a rank",
+                                     " died while it reported a fault", kReadLog)};
 }
 
 void GroupMemory::throwAborted(const std::string& prefix) const {
-  ErrorKind kind = ErrorKind::Backend;
-  std::string cause;
-  recorded(kind, cause);
-  throw Error(kind, prefix + cause);
+  const Fault fault = recorded();
+  throw Error(fault.kind, prefix + fault.text);
 }
 
 }  // namespace fastcoll

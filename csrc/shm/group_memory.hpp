@@ -99,7 +99,7 @@ class GroupMemory {
   /// one. Never throws.
   bool hear(int peer) noexcept;
   /// The fault that this rank has recorded.
-  void recorded(ErrorKind& kind, std::string& cause) const;
+  Fault recorded() const;
   /// Throws Error with `prefix` and the recorded cause.
   [[noreturn]] void throwAborted(const std::string& prefix) const;
 
@@ -118,8 +118,8 @@ class GroupMemory {
   const Member* member(int peer) const { return members_[peer].load(std::memory_order_acquire); }
   bool isMeant(const Member& there) const;
   AbortRecord& recordOf(int member) const;
-  bool record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept;
-  void tellAll(ErrorKind kind, std::string cause) noexcept;
+  bool record(AbortRecord& into, Fault& fault) noexcept;
+  void tellAll(Fault fault) noexcept;
   void giveBack(std::uint64_t offset);
 
   std::shared_ptr<LocalProcess> process_;
@@ -135,8 +135,7 @@ class GroupMemory {
   std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
   std::vector<std::pair<std::uint64_t, Peers>> allocated_;
   std::atomic<bool> early_{false};  // a fault before there was a block to record it in
-  ErrorKind earlyKind_ = ErrorKind::Backend;
-  std::string earlyCause_;
+  Fault earlyFault_;
   mutable std::mutex namesMutex_;
   std::vector<std::string> names_;
 };

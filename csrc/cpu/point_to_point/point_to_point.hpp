@@ -106,7 +106,7 @@ class PointToPoint : public PeerConnections {
     /// Returns the network to other hosts.
     std::function<std::shared_ptr<Network>()> network;
     /// Why the connection to a rank broke; `text` is its error at this end. May take a moment.
-    std::function<PublishedError(int rank, const std::string& text)> whyLost;
+    std::function<Fault(int rank, const std::string& text)> whyLost;
     /// Called after a peer of this host was met, and periodically.
     std::function<void()> met = [] {};
     /// Its threads lock this, to keep alive what this object refers to.

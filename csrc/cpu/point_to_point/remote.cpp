@@ -311,7 +311,7 @@ void PointToPoint::noteLost(int rank, const std::string& text, Finished& finishe
   }
   try {
     startJob([this, rank, why = peer.lost] {
-      const PublishedError fault = setup_.whyLost(rank, why);
+      const Fault fault = setup_.whyLost(rank, why);
       Finished failed;
       {
         const std::lock_guard<std::mutex> lock(mutex_);
