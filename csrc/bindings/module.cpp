@@ -4,6 +4,7 @@
 
 #include "base/interrupt.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/python_library.hpp"
 #include "cpu/hosts/selector.hpp"
 #include "network/gloo.hpp"
 #include "process_group.hpp"
@@ -83,22 +84,18 @@ void setGlooFactory(py::object factory) {
   auto* held = new py::object(std::move(factory));
   fastcoll::GlooNetwork::setFactory([held]() -> fastcoll::GlooNetwork::Maker {
     py::gil_scoped_acquire gil;
-    const std::shared_ptr<py::object> maker(new py::object(called(*held)), [](py::object* object) {
-      if (Py_IsInitialized() == 0) return;
-      py::gil_scoped_acquire again;
-      delete object;
-    });
-    return [maker](const Ref<c10d::Store>& store, int rank, int size,
-                   std::chrono::milliseconds timeout) {
-      py::gil_scoped_acquire again;
-      try {
-        return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
-      } catch (const py::error_already_set& error) {
-        throw fastcoll::Error(
-            fastcoll::ErrorKind::Backend,
-            std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
-      }
-    };
+    return
+        [maker = fastcoll::heldByPython(called(*held))](
+            const Ref<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
+          py::gil_scoped_acquire again;
+          try {
+            return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
+          } catch (const py::error_already_set& error) {
+            throw fastcoll::Error(
+                fastcoll::ErrorKind::Backend,
+                std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
+          }
+        };
   });
 }
 

@@ -53,13 +53,13 @@ class InterpretedKernel : public Kernel {
     inPython([&] {
       py::tuple given(arguments.size());
       for (std::size_t i = 0; i < arguments.size(); ++i) given[i] = arguments[i];
-      (*static_cast<py::object*>(function_.get()))(programs, given);
+      (*function_)(programs, given);
     });
   }
   void* currentStream() const override { return nullptr; }
 
  private:
-  const std::shared_ptr<void> function_;
+  const std::shared_ptr<py::object> function_;
 };
 
 [[noreturn]] void throwAborted() {
@@ -84,18 +84,8 @@ class InterpretedKernel : public Kernel {
 class PythonLibrary : public DeviceLibrary {
  public:
   explicit PythonLibrary(py::object engine)
-      : engine_(std::make_unique<py::object>(std::move(engine))),
+      : engine_(heldByPython(std::move(engine))),
         communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
-
-  ~PythonLibrary() override {
-    // If the interpreter is gone, nothing can free it.
-    if (Py_IsInitialized() == 0) {
-      engine_.release();
-      return;
-    }
-    const py::gil_scoped_acquire gil;
-    engine_.reset();
-  }
 
   void prepare(c10::Device device, int pair, bool captured) override {
     inPython([&] {
@@ -181,12 +171,11 @@ class PythonLibrary : public DeviceLibrary {
   /// Makes the plans of a device.
   struct Planner {
     std::shared_ptr<Plans> plans;
-    std::shared_ptr<void> allReduces;
+    std::shared_ptr<py::object> allReduces;
     /// Calls a method; with the GIL.
     template <typename... Given>
     py::object operator()(const char* method, Given&&... given) const {
-      return static_cast<py::object*>(allReduces.get())
-          ->attr(method)(std::forward<Given>(given)...);
+      return allReduces->attr(method)(std::forward<Given>(given)...);
     }
   };
 
@@ -330,7 +319,7 @@ class PythonLibrary : public DeviceLibrary {
     return reinterpret_cast<std::uintptr_t>(stream.native_handle());
   }
 
-  std::unique_ptr<py::object> engine_;
+  const std::shared_ptr<py::object> engine_;
   const std::shared_ptr<Communicators> communicators_;
   std::mutex plannersMutex_;
   std::map<int, Planner> planners_;  // by device
@@ -338,12 +327,12 @@ class PythonLibrary : public DeviceLibrary {
 
 }  // namespace
 
-std::shared_ptr<void> heldByPython(py::object object) {
-  return std::shared_ptr<void>(new py::object(std::move(object)), [](void* held) {
-    if (Py_IsInitialized() == 0) return;  // nothing can free it
-    const py::gil_scoped_acquire gil;
-    delete static_cast<py::object*>(held);
-  });
+std::shared_ptr<py::object> heldByPython(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            if (Py_IsInitialized() == 0) return;  // nothing can free it
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
 }
 
 std::shared_ptr<Kernel> interpretedKernel(const py::object& function) {
