@@ -80,7 +80,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   multiHost_.memory = memory_.get();
   multiHost_.checkPeers = [this](const std::string& site) { checkPeers(site); };
   multiHost_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeOf(error)}); };
-  multiHost_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
+  multiHost_.connections = [this]() -> PointToPoint& { return madePointToPoint(); };
   const Hosts& hosts = multiHost_.hosts;
   if (hosts.local().size() > 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), multiHost_.ringBytes,

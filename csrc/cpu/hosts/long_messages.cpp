@@ -4,6 +4,7 @@
 
 #include "base/interrupt.hpp"
 #include "cpu/hosts/multi_host.hpp"
+#include "cpu/point_to_point/point_to_point.hpp"
 #include "shm/wait.hpp"
 
 namespace fastcoll {

@@ -17,25 +17,8 @@
 
 namespace fastcoll {
 
-/// A rank's connections to ranks of other hosts. Point-to-point owns them, and lends them to the
-/// collective that runs.
-class PeerConnections {
- public:
-  virtual ~PeerConnections() = default;
-  /// Borrows the connection to the rank; false if there is none yet. One is then made as soon as
-  /// the rank borrows it, too. Throws what prevents it.
-  virtual bool borrow(int rank) = 0;
-  /// Waits until a wanted connection is made, or until `until`.
-  virtual void awaitConnection(TimePoint until) = 0;
-  /// As in Connection, over a borrowed connection. Matched with each other only, by length.
-  virtual TransferRef sendTo(int rank, const void* data, std::size_t bytes) = 0;
-  virtual TransferRef receiveFrom(int rank, void* data, std::size_t bytes) = 0;
-  /// Gives all connections back. If the group has failed, no thread uses a transfer's memory
-  /// afterwards.
-  virtual void giveBack() noexcept = 0;
-};
-
 struct MultiHost;
+class PointToPoint;
 
 class LongMessages {
  public:
@@ -73,7 +56,7 @@ class LongMessages {
 
   MultiHost& multiHost_;
   const Request& request_;
-  PeerConnections* connections_ = nullptr;
+  PointToPoint* connections_ = nullptr;
   std::vector<Pending> pending_;
   TimePoint began_;  // when finish() began to wait
 };

@@ -48,8 +48,8 @@ struct MultiHost {
   std::size_t ringBytes = 0;        // equal on all ranks
   TuningTable tuning;
   GroupMemory* memory = nullptr;
-  std::function<PeerConnections&()> connections;  // of this rank, for long messages
-  std::string prefix;                             // begins errors of the present collective
+  std::function<PointToPoint&()> connections;  // of this rank, for long messages
+  std::string prefix;                          // begins errors of the present collective
   /// Throws if a rank that shares no memory with this one has written a fault.
   std::function<void(const std::string& prefix)> checkPeers;
   /// Writes a fault for the ranks that share no memory with this one.

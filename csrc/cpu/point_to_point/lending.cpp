@@ -34,12 +34,12 @@ void PointToPoint::awaitConnection(TimePoint until) {
 
 TransferRef PointToPoint::sendTo(int rank, const void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[rank].channel->sendLong(data, bytes);
+  return peers_[rank].channel->connection().send(data, bytes, RemoteChannel::longTag(bytes));
 }
 
 TransferRef PointToPoint::receiveFrom(int rank, void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[rank].channel->receiveLong(data, bytes);
+  return peers_[rank].channel->connection().receive(data, bytes, RemoteChannel::longTag(bytes));
 }
 
 void PointToPoint::giveBack() noexcept {

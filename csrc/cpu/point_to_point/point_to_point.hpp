@@ -34,7 +34,6 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "cpu/hosts/long_messages.hpp"
 #include "cpu/point_to_point/pair_ring.hpp"
 #include "cpu/point_to_point/remote_channel.hpp"
 #include "group/rendezvous.hpp"
@@ -81,7 +80,7 @@ class PointToPointOp {
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
 
-class PointToPoint : public PeerConnections {
+class PointToPoint {
  public:
   static constexpr std::size_t kRingBytes = std::size_t{2} << 20;
   /// Most bytes of a message that go to a receiver before it has matched the message.
@@ -114,14 +113,20 @@ class PointToPoint : public PeerConnections {
   };
   PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, const std::atomic<int>& spinMicros,
                Setup setup);
-  ~PointToPoint() override;
+  ~PointToPoint();
 
-  // lending.cpp
-  bool borrow(int rank) override;
-  void awaitConnection(TimePoint until) override;
-  TransferRef sendTo(int rank, const void* data, std::size_t bytes) override;
-  TransferRef receiveFrom(int rank, void* data, std::size_t bytes) override;
-  void giveBack() noexcept override;
+  // lending.cpp: connections to ranks of other hosts, for the collective that runs
+  /// Borrows the connection to the rank; false if there is none yet. One is then made as soon as
+  /// the rank borrows it, too. Throws what prevents it.
+  bool borrow(int rank);
+  /// Waits until a wanted connection is made, or until `until`.
+  void awaitConnection(TimePoint until);
+  /// As in Connection, over a borrowed connection. Matched with each other only, by length.
+  TransferRef sendTo(int rank, const void* data, std::size_t bytes);
+  TransferRef receiveFrom(int rank, void* data, std::size_t bytes);
+  /// Gives all connections back. If the group has failed, no thread uses a transfer's memory
+  /// afterwards.
+  void giveBack() noexcept;
 
   /// Posts the operation and does at once what can be done without waiting.
   void submit(PointToPointRef op);

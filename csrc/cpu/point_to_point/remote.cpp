@@ -70,13 +70,14 @@ void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
   op.begun_ = true;
   trace::start(op.trace);
   if (!head.asks) return;
-  op.body_ = peer.channel->sendBody(op.number_, inOnePiece(op.message), bytes);
+  op.body_ = peer.channel->connection().send(inOnePiece(op.message), bytes,
+                                             RemoteChannel::bodyTag(op.number_));
   op.bodyUnderWay_ = true;
 }
 
 void PointToPoint::receiveBody(PointToPointOp& op) {
-  RemoteChannel& channel = *peers_[op.source].channel;
-  op.body_ = channel.receiveBody(op.number_, inOnePiece(op.message), op.message.bytes());
+  op.body_ = peers_[op.source].channel->connection().receive(
+      inOnePiece(op.message), op.message.bytes(), RemoteChannel::bodyTag(op.number_));
   op.bodyUnderWay_ = true;
 }
 

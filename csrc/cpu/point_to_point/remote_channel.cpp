@@ -12,15 +12,15 @@ constexpr std::uint64_t kLongTags = kBodyTags - 2;
 // Time for the network to complete a send that the peer has already received.
 constexpr Milliseconds kNotice{1000};
 
-int bodyTag(std::uint64_t number) {
+}  // namespace
+
+int RemoteChannel::bodyTag(std::uint64_t number) {
   return static_cast<int>(1 + number % kBodyTags);
 }
 
-int longTag(std::uint64_t bytes) {
+int RemoteChannel::longTag(std::uint64_t bytes) {
   return static_cast<int>(1 + kBodyTags + bytes % kLongTags);
 }
-
-}  // namespace
 
 /// What precedes a record's payload on the wire.
 struct RemoteChannel::Head {
@@ -142,22 +142,6 @@ void RemoteChannel::advance() {
   } catch (const ConnectionLost& error) {  // earlier records count
     gone_ = error.what();
   }
-}
-
-TransferRef RemoteChannel::sendBody(std::uint64_t number, const void* data, std::size_t bytes) {
-  return connection_->send(data, bytes, bodyTag(number));
-}
-
-TransferRef RemoteChannel::receiveBody(std::uint64_t number, void* data, std::size_t bytes) {
-  return connection_->receive(data, bytes, bodyTag(number));
-}
-
-TransferRef RemoteChannel::sendLong(const void* data, std::size_t bytes) {
-  return connection_->send(data, bytes, longTag(bytes));
-}
-
-TransferRef RemoteChannel::receiveLong(void* data, std::size_t bytes) {
-  return connection_->receive(data, bytes, longTag(bytes));
 }
 
 }  // namespace fastcoll

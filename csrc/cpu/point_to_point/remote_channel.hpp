@@ -58,13 +58,12 @@ class RemoteChannel {
   void advance();
   bool heardGoodbye() const { return goodbye_; }
 
-  /// The body of the message of this number.
-  TransferRef sendBody(std::uint64_t number, const void* data, std::size_t bytes);
-  TransferRef receiveBody(std::uint64_t number, void* data, std::size_t bytes);
-
-  /// A message of a collective, to a receive of its length.
-  TransferRef sendLong(const void* data, std::size_t bytes);
-  TransferRef receiveLong(void* data, std::size_t bytes);
+  /// For transfers beside the records.
+  Connection& connection() { return *connection_; }
+  /// The tag of the body of the message of this number.
+  static int bodyTag(std::uint64_t number);
+  /// The tag of a message of a collective, which goes to a receive of its length.
+  static int longTag(std::uint64_t bytes);
 
  private:
   // A rank that sends no record returns credits after it has taken this many.
