@@ -13,14 +13,66 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <limits>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/topology.hpp"
-#include "trace/pickle.hpp"
+#include "base/utf8.hpp"
 #include "trace/recorder.hpp"
 
 namespace fastcoll::trace {
 namespace {
+
+/// Writes Python's pickle format (protocol 2) without Python, because a dump must be possible while
+/// another thread holds the interpreter, or hangs in it. Call in document order. A dict takes keys
+/// and values in turns, between beginDict() and endDict().
+class Pickle {
+ public:
+  Pickle& none() { return op('N'); }
+  Pickle& boolean(bool value) { return op(value ? '\x88' : '\x89'); }
+  Pickle& integer(std::int64_t value) {
+    const bool small = value == static_cast<std::int32_t>(value);
+    return small ? op('J').little(value, 4) : op('\x8a').op('\x08').little(value, 8);
+  }
+  Pickle& real(double value) {
+    std::uint64_t bits;
+    std::memcpy(&bits, &value, 8);
+    return op('G').little(__builtin_bswap64(bits), 8);
+  }
+  /// Bytes that are not UTF-8 are written as '?'.
+  Pickle& text(std::string_view value) {
+    const std::string clean = validUtf8(std::string(value));
+    op('X').little(clean.size(), 4);
+    bytes_ += clean;
+    return *this;
+  }
+  Pickle& beginDict() { return op('}').op('('); }
+  Pickle& endDict() { return op('u'); }
+  Pickle& beginList() { return op(']').op('('); }
+  Pickle& endList() { return op('e'); }
+  /// Makes a tuple of the last two values.
+  Pickle& pair() { return op('\x86'); }
+
+  Pickle& key(std::string_view name) { return text(name); }
+  Pickle& field(std::string_view name, std::int64_t value) { return text(name).integer(value); }
+  Pickle& field(std::string_view name, std::string_view value) { return text(name).text(value); }
+  Pickle& flag(std::string_view name, bool value) { return text(name).boolean(value); }
+
+  /// Ends the pickle and returns all of it. Call nothing after it.
+  std::string finish() { return std::move(op('.').bytes_); }
+
+ private:
+  Pickle& op(char code) {
+    bytes_.push_back(code);
+    return *this;
+  }
+  Pickle& little(std::uint64_t value, int count) {
+    for (int i = 0; i < count; ++i) op(static_cast<char>(value >> (8 * i) & 0xff));
+    return *this;
+  }
+  std::string bytes_ = "\x80\x02";
+};
 
 /// One sequence of numbers, dumped as a process group of its own.
 struct LaneInfo {
