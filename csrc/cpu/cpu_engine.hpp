@@ -120,10 +120,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
   Fault explain(int peer, const std::string& text) const noexcept;
-  template <typename Connect>
-  void connect(Connect connect);
   std::shared_ptr<Network> network();
-  void stopConnecting();
   void span(const Agreement& agreement, Milliseconds timeout);
   PointToPoint& madePointToPoint();
   struct HostWatch;

@@ -42,35 +42,11 @@ void CpuEngine::decideSpin(bool coreEach) {
   lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
 }
 
-/// Runs `connect`, which connects ranks of several hosts. Turns its errors, except CannotConnect,
-/// into ConnectionLost.
-template <typename Connect>
-void CpuEngine::connect(Connect connect) {
-  const std::string head =
-      concat(errorHead("init", config_, 0), memory_->memberName(config_.rank), ": ");
-  try {
-    connect();
-  } catch (const CannotConnect& error) {
-    throw Error(error.kind(), head + error.what());
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    const std::string line = text.substr(0, text.find('\n'));
-    const bool named = line.rfind("fastcoll.", 0) == 0;  // it names the call and the rank
-    throw ConnectionLost(error.kind(), named ? line : head + line);
-  }
-}
-
 /// The network to other hosts, shared by collectives and point-to-point.
 std::shared_ptr<Network> CpuEngine::network() {
   const std::lock_guard<std::mutex> lock(networkMutex_);
   if (network_ == nullptr) network_ = makeNetwork_();
   return network_;
-}
-
-/// Ends all waits for peers to connect.
-void CpuEngine::stopConnecting() {
-  const std::lock_guard<std::mutex> lock(networkMutex_);
-  if (network_ != nullptr) network_->stopConnecting();
 }
 
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
@@ -89,12 +65,19 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
     multiHost_.stream = stream_.get();
   }
   if (hosts.leads()) {
-    std::unique_ptr<Links> links;
-    connect([&] {
-      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace,
-                                      multiHost_.checkPeers);
-    });
-    multiHost_.links = std::move(links);
+    const std::string head =
+        concat(errorHead("init", config_, 0), memory_->memberName(config_.rank), ": ");
+    try {
+      multiHost_.links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout,
+                                                 kGrace, multiHost_.checkPeers);
+    } catch (const CannotConnect& error) {
+      throw Error(error.kind(), head + error.what());
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      const std::string line = text.substr(0, text.find('\n'));
+      const bool named = line.rfind("fastcoll.", 0) == 0;  // it names the call and the rank
+      throw ConnectionLost(error.kind(), named ? line : head + line);
+    }
   }
   if (hosts.local().size() > 1) watchHost();
   reason_ = agreement.reason;
@@ -178,7 +161,10 @@ void CpuEngine::shutdown() noexcept {
     lock.unlock();
     const bool keep =
         pointToPoint != nullptr && !pointToPoint->flush(Clock::now() + Milliseconds(500));
-    stopConnecting();
+    {
+      const std::lock_guard<std::mutex> connecting(networkMutex_);
+      if (network_ != nullptr) network_->stopConnecting();
+    }
     if (pointToPoint != nullptr) {
       pointToPoint->stop();
       if (pointToPoint->hasPending()) failPending();
