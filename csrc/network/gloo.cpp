@@ -245,16 +245,15 @@ struct GlooNetwork::Device {
 
   /// The process's device. A forked child has none of its parent's threads, so it makes its own.
   static std::shared_ptr<Device> get() {
-    static std::mutex mutex;
-    static std::weak_ptr<Device> device;
-    static std::uint64_t generation = 0;
-    const std::lock_guard<std::mutex> lock(mutex);
-    auto found = generation == forkGeneration() ? device.lock() : nullptr;
-    if (found == nullptr) {
-      found = std::make_shared<Device>();
-      device = found;
-      generation = forkGeneration();
-    }
+    struct Shared {
+      std::mutex mutex;
+      std::weak_ptr<Device> device;
+    };
+    static auto* all = new PerProcess<Shared>;
+    Shared& now = all->get();
+    const std::lock_guard<std::mutex> lock(now.mutex);
+    auto found = now.device.lock();
+    if (found == nullptr) now.device = found = std::make_shared<Device>();
     return found;
   }
 

@@ -17,10 +17,10 @@
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
-#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/thread.hpp"
 #include "base/topology.hpp"
+#include "base/weak_registry.hpp"
 #include "shm/hello.hpp"
 
 namespace fastcoll {
@@ -33,20 +33,19 @@ constexpr int kHelloTimeoutMs = 5000;
 struct Instance {
   std::mutex mutex;
   std::weak_ptr<LocalProcess> process;
-  std::uint64_t forkGeneration = 0;
 };
 
 // Never destroyed: threads and late destructors may still use it at exit.
 Instance& instance() {
-  static auto* it = new Instance;
-  return *it;
+  static auto* it = new PerProcess<Instance>;
+  return it->get();
 }
 
 void goodbyeAtExit() {
   auto& it = instance();
   // try_lock: if a thread was ended inside get(), the exit must not hang.
   std::unique_lock<std::mutex> lock(it.mutex, std::try_to_lock);
-  if (!lock.owns_lock() || it.forkGeneration != forkGeneration()) return;
+  if (!lock.owns_lock()) return;
   if (auto process = it.process.lock()) process->sayGoodbye();
 }
 
@@ -78,14 +77,8 @@ char PeerProcess::state() const {
 std::shared_ptr<LocalProcess> LocalProcess::get() {
   auto& it = instance();
   std::lock_guard<std::mutex> lock(it.mutex);
-  const std::uint64_t generation = forkGeneration();
-  if (it.forkGeneration != generation) {
-    // A forked child starts afresh, and drops the parent's instance without touching it.
-    it.process.reset();
-    it.forkGeneration = generation;
-    static std::once_flag once;
-    std::call_once(once, [] { std::atexit(goodbyeAtExit); });
-  }
+  static const int registered = std::atexit(goodbyeAtExit);
+  (void)registered;
   auto process = it.process.lock();
   if (process == nullptr) {
     process.reset(new LocalProcess);
