@@ -13,7 +13,6 @@
 #include <array>
 #include <cctype>
 #include <numeric>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

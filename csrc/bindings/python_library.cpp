@@ -12,7 +12,6 @@
 #include "cuda/communicators.hpp"
 #include "cuda/plans.hpp"
 #include "process_group.hpp"
-#include "torch/error.hpp"
 
 namespace fastcoll {
 namespace {

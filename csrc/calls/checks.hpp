@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
 #include <vector>
 
 #include "torch/tensors.hpp"

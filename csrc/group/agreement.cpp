@@ -1,7 +1,6 @@
 // How the ranks of a group agree on one transport: all records, then all votes.
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "base/settings.hpp"
 #include "group/rendezvous.hpp"

@@ -1,17 +1,13 @@
 #include "group/rendezvous.hpp"
 
-#include <fcntl.h>
-#include <sys/types.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "base/hash.hpp"
 #include "base/interrupt.hpp"
-#include "base/settings.hpp"
 
 namespace fastcoll {
 namespace {

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <limits>
 #include <list>
-#include <mutex>
 #include <thread>
 #include <utility>
 

@@ -13,7 +13,6 @@
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
-#include "base/topology.hpp"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25

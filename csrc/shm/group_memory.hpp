@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "shm/control_block.hpp"
 #include "shm/process.hpp"

@@ -19,7 +19,6 @@
 #include "base/fork.hpp"
 #include "base/log.hpp"
 #include "base/thread.hpp"
-#include "base/topology.hpp"
 #include "base/weak_registry.hpp"
 #include "shm/hello.hpp"
 

@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/topology.hpp"
 #include "shm/arena.hpp"
 

@@ -12,7 +12,6 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 
 #include "base/clock.hpp"

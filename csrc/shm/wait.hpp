@@ -12,8 +12,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <optional>
-#include <string>
 
 #include "base/clock.hpp"
 #include "shm/futex.hpp"

@@ -6,7 +6,6 @@
 #include <c10/util/ArrayRef.h>
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 // The trace itself, shared by trace.cpp, dump.cpp and watcher.cpp.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>

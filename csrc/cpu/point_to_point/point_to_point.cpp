@@ -1,10 +1,7 @@
 #include "cpu/point_to_point/point_to_point.hpp"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
-
-#include "base/topology.hpp"
 
 namespace fastcoll {
 namespace {

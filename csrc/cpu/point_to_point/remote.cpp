@@ -5,12 +5,10 @@
 // use a message's memory while its body is in flight and the channel is open. So an operation that
 // fails meanwhile completes only when the last user has left and the channel is closed.
 #include <algorithm>
-#include <utility>
 
 #include "base/interrupt.hpp"
 #include "base/scoped_count.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
-#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
