@@ -44,10 +44,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
       name_(options_->group_name.empty() ? "default_pg" : options_->group_name) {
   translated([&] {
     if (size < 1 || rank < 0 || rank >= size) {
-      throw Error(ErrorKind::Value,
-                  concat("fastcoll.init [group '", name_,
-                         "']: expected a rank from 0 to the world size minus one, got rank ", rank,
-                         " of ", size, ". Correct the rank or the world size."));
+      throw Error(ErrorKind::Value, "fastcoll.init [group '", name_,
+                  "']: expected a rank from 0 to the world size minus one, got rank ", rank, " of ",
+                  size, ". Correct the rank or the world size.");
     }
     EngineConfig config = configOf(*options_, name_, rank, size);
     config.failing = [hooks = abortHooks_] { hooks->call(); };
@@ -182,10 +181,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::merge(
   if (lastMerge_ == store) return lastMergeGroup_->lock();
   auto options = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (options == nullptr) {
-    throwAsTorch(
-        Error(ErrorKind::Type,
-              concat(site("merge_remote_group").prefix(), "expected options of fastcoll, got ",
-                     opts == nullptr ? "None" : opts->backend, "'s: leave them out")));
+    throwAsTorch(Error(ErrorKind::Type, site("merge_remote_group").prefix(),
+                       "expected options of fastcoll, got ",
+                       opts == nullptr ? "None" : opts->backend, "'s: leave them out"));
   }
   options->global_ranks_in_group.clear();
   auto group = c10::make_intrusive<ProcessGroupFastcoll>(store, rank, size, std::move(options));

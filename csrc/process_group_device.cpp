@@ -80,7 +80,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
 /// Called under the lock.
 void ProcessGroupFastcoll::throwIfOver() const {
   if (over_.empty()) return;
-  throw Error(ErrorKind::Backend, concat(site("init").prefix(), over_, kInitAgain));
+  throw Error(ErrorKind::Backend, site("init").prefix(), over_, kInitAgain);
 }
 
 WeakRegistry<DeviceEngine>& ProcessGroupFastcoll::deviceRegistry() {
@@ -200,9 +200,9 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
   const c10::Device device = calls[0].callers.device();
   for (const DeviceCall& call : calls) {
     if (call.callers.device() != device) {
-      throw Error(ErrorKind::Value,
-                  concat(site("batch").prefix(), "expected tensors of one device in a batch, got ",
-                         device, " and ", call.callers.device(), ". Make a batch for each."));
+      throw Error(ErrorKind::Value, site("batch").prefix(),
+                  "expected tensors of one device in a batch, got ", device, " and ",
+                  call.callers.device(), ". Make a batch for each.");
     }
   }
   Tensors outputs;
@@ -256,11 +256,9 @@ std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOpti
       return end->query();
     };
     if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
-      throw Error(
-          ErrorKind::Timeout,
-          concat(site.prefix(), "timed out after ", timeout.count(),
-                 " ms waiting for the work that this rank's stream was given before the barrier",
-                 kFindDelay));
+      throw Error(ErrorKind::Timeout, site.prefix(), "timed out after ", timeout.count(),
+                  " ms waiting for the work that this rank's stream was given before the barrier",
+                  kFindDelay);
     }
   };
 }

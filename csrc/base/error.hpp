@@ -21,15 +21,6 @@ enum class ErrorKind {
   Network,  // the store or a host cannot be reached: torch.distributed.DistNetworkError
 };
 
-class Error : public std::runtime_error {
- public:
-  Error(ErrorKind kind, const std::string& what) : std::runtime_error(what), kind_(kind) {}
-  ErrorKind kind() const { return kind_; }
-
- private:
-  ErrorKind kind_;
-};
-
 /// The fault of a group, as its ranks tell it to each other.
 struct Fault {
   ErrorKind kind = ErrorKind::Backend;
@@ -62,6 +53,18 @@ std::string concat(const Parts&... parts) {
   (appendTo(text, parts), ...);
   return text;
 }
+
+/// The parts are joined into its text.
+class Error : public std::runtime_error {
+ public:
+  template <typename... Parts>
+  explicit Error(ErrorKind kind, const Parts&... parts)
+      : std::runtime_error(concat(parts...)), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
 
 /// The head of a group's error: "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: ". A call
 /// without a sequence number has no seq. Group: any type with a name, a rank and a size.

@@ -16,7 +16,7 @@ LogLevel logLevel() {
   return LogLevel::Warn;
 }
 
-void log(LogLevel level, const std::string& text) {
+void writeLog(LogLevel level, const std::string& text) {
   if (level == LogLevel::Off || level > logLevel()) return;
   const std::string line = "[fastcoll] " + text + "\n";
   // One write keeps the lines of several ranks apart. If the pipe is full, the line is lost.

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "base/error.hpp"
+
 namespace fastcoll {
 
 enum class LogLevel { Off = 0, Warn = 1, Info = 2, Trace = 3 };
@@ -11,6 +13,10 @@ enum class LogLevel { Off = 0, Warn = 1, Info = 2, Trace = 3 };
 LogLevel logLevel();
 
 /// Writes "[fastcoll] text" to standard error in one call if `level` is enabled.
-void log(LogLevel level, const std::string& text);
+void writeLog(LogLevel level, const std::string& text);
+template <typename... Parts>
+void log(LogLevel level, const Parts&... parts) {
+  writeLog(level, concat(parts...));
+}
 
 }  // namespace fastcoll

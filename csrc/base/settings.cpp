@@ -23,7 +23,7 @@ std::string valueOf(const char* variable) {
 }
 
 [[noreturn]] void reject(const std::string& given, const std::string& expected) {
-  throw Error(ErrorKind::Value, concat(given, ": expected ", expected, ". Correct or unset it."));
+  throw Error(ErrorKind::Value, given, ": expected ", expected, ". Correct or unset it.");
 }
 
 }  // namespace

@@ -22,9 +22,8 @@ void randomBytes(void* into, std::size_t bytes) {
     got = ::getrandom(into, bytes, 0);
   } while (got < 0 && errno == EINTR);
   if (got != static_cast<ssize_t>(bytes)) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: getrandom failed (", std::strerror(errno),
-                       "). Allow the call in the container's seccomp profile."));
+    throw Error(ErrorKind::Backend, "fastcoll: getrandom failed (", std::strerror(errno),
+                "). Allow the call in the container's seccomp profile.");
   }
 }
 

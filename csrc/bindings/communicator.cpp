@@ -43,8 +43,8 @@ struct Member {
   Group group(const char* call) const {
     Group found = weak.lock();
     if (found == nullptr) {
-      throwAsTorch(Error(ErrorKind::Backend,
-                         concat(errorHead(call, *this), "the group was destroyed", kInitAgain)));
+      throwAsTorch(
+          Error(ErrorKind::Backend, errorHead(call, *this), "the group was destroyed", kInitAgain));
     }
     return found;
   }

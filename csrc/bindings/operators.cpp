@@ -24,8 +24,8 @@ namespace fastcoll::operators {
 
 [[noreturn]] void refuseCall(const char* call, const std::string& expected,
                              const std::string& got) {
-  throwAsTorch(Error(ErrorKind::Value,
-                     concat("torch.ops.fastcoll.", call, ": expected ", expected, ", got ", got)));
+  throwAsTorch(
+      Error(ErrorKind::Value, "torch.ops.fastcoll.", call, ": expected ", expected, ", got ", got));
 }
 
 c10d::ReduceOp reduceOp(const char* call, const std::string& name) {

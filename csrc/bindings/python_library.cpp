@@ -62,7 +62,7 @@ class InterpretedKernel : public Kernel {
 };
 
 [[noreturn]] void throwAborted() {
-  throw Error(ErrorKind::Backend, concat("the group was aborted", kInitAgain));
+  throw Error(ErrorKind::Backend, "the group was aborted", kInitAgain);
 }
 
 /// The library of the engine. It makes NCCL's calls and launches kernels itself. A Python object

@@ -54,9 +54,8 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
   static std::timed_mutex one;
   const std::unique_lock<std::timed_mutex> lock(one, std::chrono::duration<double>(seconds));
   if (!lock) {
-    throw Error(ErrorKind::Backend,
-                concat("another group of this process has been mapping memory for ", seconds,
-                       " s, and has not ended"));
+    throw Error(ErrorKind::Backend, "another group of this process has been mapping memory for ",
+                seconds, " s, and has not ended");
   }
   // torch compares devices by host and index, so it refuses ranks that each see only one GPU, as
   // index 0. The caller has already compared the GPUs' identities. No kernel of ours uses the

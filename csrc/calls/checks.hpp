@@ -56,10 +56,8 @@ inline std::vector<at::Tensor>& onePerRank(const CallSite& site,
 
 inline void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type()) {
-    throw Error(
-        ErrorKind::Type,
-        concat(site.prefix(), "expected input and output of one dtype, got ",
-               dtypeName(dtypeOf(a.scalar_type())), " and ", dtypeName(dtypeOf(b.scalar_type()))));
+    throw Error(ErrorKind::Type, site.prefix(), "expected input and output of one dtype, got ",
+                dtypeName(dtypeOf(a.scalar_type())), " and ", dtypeName(dtypeOf(b.scalar_type())));
   }
 }
 
@@ -70,11 +68,10 @@ inline void oneType(const CallSite& site, const std::vector<at::Tensor>& tensors
   }
   for (std::size_t i = 1; i < tensors.size(); ++i) {
     if (tensors[i].scalar_type() == tensors[0].scalar_type()) continue;
-    throw Error(ErrorKind::Type,
-                concat(site.prefix(), "expected tensors of one dtype, got ",
-                       dtypeName(dtypeOf(tensors[0].scalar_type())), " at 0 and ",
-                       dtypeName(dtypeOf(tensors[i].scalar_type())), " at ", i,
-                       ". Make a call for each dtype, or use fastcoll.all_reduce_coalesced."));
+    throw Error(ErrorKind::Type, site.prefix(), "expected tensors of one dtype, got ",
+                dtypeName(dtypeOf(tensors[0].scalar_type())), " at 0 and ",
+                dtypeName(dtypeOf(tensors[i].scalar_type())), " at ", i,
+                ". Make a call for each dtype, or use fastcoll.all_reduce_coalesced.");
   }
 }
 

@@ -62,10 +62,9 @@ bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
       if (place.tensor.const_data_ptr() == place.address && place.tensor.nbytes() == place.bytes) {
         continue;
       }
-      throw Error(ErrorKind::Value,
-                  concat(prepared.task->site.prefix(),
-                         "a tensor of the plan has left its memory (it was resized or set). Make "
-                         "the plan anew."));
+      throw Error(ErrorKind::Value, prepared.task->site.prefix(),
+                  "a tensor of the plan has left its memory (it was resized or set). Make "
+                  "the plan anew.");
     }
   });
   if (at::hasCallbacks()) return false;  // the profiler needs a work

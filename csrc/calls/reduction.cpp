@@ -38,10 +38,9 @@ void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
     // The library reads it on the device, so the host need not wait for it.
     const DType type = partOf(request.dtype);
     if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
-      throw Error(
-          ErrorKind::Type,
-          concat(task.site.prefix(), "expected a factor of one element of ", dtypeName(type),
-                 ", got ", factor.numel(), " of ", dtypeName(dtypeOf(factor.scalar_type()))));
+      throw Error(ErrorKind::Type, task.site.prefix(), "expected a factor of one element of ",
+                  dtypeName(type), ", got ", factor.numel(), " of ",
+                  dtypeName(dtypeOf(factor.scalar_type())));
     }
     task.keepAlive(factor);
     request.factorOnDevice = factor.const_data_ptr();
@@ -68,10 +67,9 @@ Message setWire(const TensorTask& task, Request& request, DType dtype, const Fus
   request.dtype = fusion.wire ? dtypeOf(*fusion.wire) : dtype;
   if (request.dtype == dtype) return {};
   if (dtype != DType::Float32) {
-    throw Error(ErrorKind::Type,
-                concat(task.site.prefix(), "expected float32 tensors to travel as ",
-                       dtypeName(request.dtype), ", got ", dtypeName(dtype),
-                       ". Leave the wire dtype out, or cast the tensors."));
+    throw Error(ErrorKind::Type, task.site.prefix(), "expected float32 tensors to travel as ",
+                dtypeName(request.dtype), ", got ", dtypeName(dtype),
+                ". Leave the wire dtype out, or cast the tensors.");
   }
   return Message(named(task.site, [&]() -> const WireCast& { return wireCast(request.dtype); }));
 }

@@ -40,9 +40,9 @@ void AbortHooks::call() noexcept {
     try {
       hook();
     } catch (const std::exception& error) {
-      log(LogLevel::Warn, concat("abort hook ", id, " failed: ", error.what()));
+      log(LogLevel::Warn, "abort hook ", id, " failed: ", error.what());
     } catch (...) {
-      log(LogLevel::Warn, concat("abort hook ", id, " failed"));
+      log(LogLevel::Warn, "abort hook ", id, " failed");
     }
   }
   lock.lock();
@@ -57,8 +57,8 @@ void AbortHooks::callElsewhere() noexcept {
   try {
     runOnWorker([self = shared_from_this()] { self->call(); });
   } catch (const std::exception& error) {
-    return log(LogLevel::Warn,
-               concat("no thread could be started for abort hooks: ", error.what(), kMoreThreads));
+    return log(LogLevel::Warn, "no thread could be started for abort hooks: ", error.what(),
+               kMoreThreads);
   }
   awaitEnd(lock, std::chrono::seconds(2));
 }

@@ -104,7 +104,7 @@ void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char*
   const std::string head = errorHead(call, config_, seq);
   if (forked) throw Error(ErrorKind::Backend, head + kForked);
   if (destroyed) {
-    throw Error(ErrorKind::Backend, concat(head, "the group was destroyed", kInitAgain));
+    throw Error(ErrorKind::Backend, head, "the group was destroyed", kInitAgain);
   }
   if (aborted) memory_->throwAborted(head);
   throw Error(fault.kind, head + "the group failed before: " + fault.text);

@@ -119,7 +119,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
     }
     if (pointToPoint != nullptr) pointToPoint->failAll();
   } catch (...) {
-    log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
+    log(LogLevel::Warn, "group '", config_.name, "': the abort itself failed");
   }
 }
 

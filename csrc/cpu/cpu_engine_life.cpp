@@ -26,8 +26,8 @@ void CpuEngine::decide(Milliseconds timeout) {
                                               config_.settings.storesChoice());
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
-    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
-                               ": transport shm, because ", agreement.reason));
+    log(LogLevel::Info, "group '", config_.name, "' rank ", config_.rank, "/", config_.size,
+        ": transport shm, because ", agreement.reason);
     return;
   }
   span(agreement, timeout);
@@ -175,7 +175,7 @@ void CpuEngine::shutdown() noexcept {
     // A thread that still runs a collective may write to peers' memory, so leave only without one.
     if (ended) memory_->leave();
   } catch (...) {
-    log(LogLevel::Warn, concat("group '", config_.name, "': the shutdown failed"));
+    log(LogLevel::Warn, "group '", config_.name, "': the shutdown failed");
   }
 }
 

@@ -23,19 +23,18 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   while (!alone.try_lock_for(kSlice)) {
     throwIfCancelled();
     if (Clock::now() < deadline) continue;
-    throw Error(ErrorKind::Timeout,
-                concat(where, "Rank ", id.rank, " waited ", timeout.count(),
-                       " ms for another monitoredBarrier of this group to end. Call it from one "
-                       "thread, or raise the timeout."));
+    throw Error(ErrorKind::Timeout, where, "Rank ", id.rank, " waited ", timeout.count(),
+                " ms for another monitoredBarrier of this group to end. Call it from one "
+                "thread, or raise the timeout.");
   }
   const std::string round = std::to_string(++barrier_);
   const auto forget = [this] {
     for (; barrierKept_ < barrier_; ++barrierKept_) barriers_.erase(std::to_string(barrierKept_));
   };
   if (timeout.count() <= 0) {
-    throw Error(ErrorKind::Timeout,
-                concat(where, "Rank ", id.rank, " timed out in monitoredBarrier after ",
-                       timeout.count(), " ms. Pass a timeout above 0."));
+    throw Error(ErrorKind::Timeout, where, "Rank ", id.rank,
+                " timed out in monitoredBarrier after ", timeout.count(),
+                " ms. Pass a timeout above 0.");
   }
   const std::string own = std::to_string(own_.nonce);
   // What a rank has posted after its nonce; nullopt if it has posted nothing.
@@ -58,14 +57,14 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     if (verdict == "ok") return forget();
     throw Error(
         ErrorKind::Timeout,
-        concat(
-            where, "Rank ", id.rank,
-            " successfully reached monitoredBarrier, but received errors while waiting for "
-            "send/recv from rank 0",
-            verdict ? ", whose message names the rank that is missing" : ", which did not arrive",
-            " (", timeout.count(),
-            verdict ? " ms). Read the error of rank 0."
-                    : " ms). Find the delay of rank 0, or raise the timeout."));
+
+        where, "Rank ", id.rank,
+        " successfully reached monitoredBarrier, but received errors while waiting for "
+        "send/recv from rank 0",
+        verdict ? ", whose message names the rank that is missing" : ", which did not arrive", " (",
+        timeout.count(),
+        verdict ? " ms). Read the error of rank 0."
+                : " ms). Find the delay of rank 0, or raise the timeout.");
   }
   std::vector<int> missing;
   for (int rank = 1; rank < id.size; ++rank) missing.push_back(rank);
@@ -85,9 +84,9 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   if (!waitAllRanks) missing.resize(1);
   std::string ranks;
   for (const int rank : missing) ranks += concat(ranks.empty() ? "" : ", ", rank);
-  throw Error(ErrorKind::Timeout, concat(where, missing.size() > 1 ? "Ranks " : "Rank ", ranks,
-                                         " failed to pass monitoredBarrier in ", timeout.count(),
-                                         " ms. Find the delay, or raise the timeout."));
+  throw Error(ErrorKind::Timeout, where, missing.size() > 1 ? "Ranks " : "Rank ", ranks,
+              " failed to pass monitoredBarrier in ", timeout.count(),
+              " ms. Find the delay, or raise the timeout.");
 }
 
 }  // namespace fastcoll

@@ -57,8 +57,8 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   try {
     memory_.open(arenaBytes_);
   } catch (const Error& error) {
-    throw Error(error.kind(), concat(memory_.memberName(memory_.rank()),
-                                     " has no shared memory for point-to-point: ", error.what()));
+    throw Error(error.kind(), memory_.memberName(memory_.rank()),
+                " has no shared memory for point-to-point: ", error.what());
   }
   if (!bind(record, Milliseconds(0))) {
     throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met

@@ -169,10 +169,9 @@ void Rendezvous::publish() {
     const bool same = other.pid == own_.pid && other.processStart == own_.processStart;
     if (other.magic == kArenaMagic && other.generation == own_.generation && !same &&
         processRuns(other) == 1) {
-      throw Error(ErrorKind::Backend,
-                  concat(prefix(), "another process (pid ", other.pid, ", host ", text(other.host),
-                         ") joined as rank ", memory_.rank(),
-                         " too, before this one. Give every process its own rank."));
+      throw Error(ErrorKind::Backend, prefix(), "another process (pid ", other.pid, ", host ",
+                  text(other.host), ") joined as rank ", memory_.rank(),
+                  " too, before this one. Give every process its own rank.");
     }
   }
   roster_.publish();
@@ -182,16 +181,14 @@ void Rendezvous::publish() {
 /// False if the record may be stale.
 bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
-    throw Error(ErrorKind::Store,
-                concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
-                       " where a record of ", sizeof record, " was expected", kOwnStore));
+    throw Error(ErrorKind::Store, prefix(), "the store holds ", value.size(), " bytes for rank ",
+                rank, " where a record of ", sizeof record, " was expected", kOwnStore);
   }
   std::memcpy(&record, value.data(), sizeof record);
   if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
-    throw Error(
-        ErrorKind::Store,
-        concat(prefix(), "the store holds an invalid entry of fastcoll: the record of rank ", rank,
-               kOwnStore));
+    throw Error(ErrorKind::Store, prefix(),
+                "the store holds an invalid entry of fastcoll: the record of rank ", rank,
+                kOwnStore);
   }
   return !mayBeStale(record);
 }
@@ -199,35 +196,29 @@ bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) 
 /// Throws unless the record agrees with this rank's in what one group must have in common.
 void Rendezvous::require(int rank, const GroupRecord& record) const {
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(), "rank ", rank, " runs fastcoll ", text(record.version),
-                       " (layout ", record.abi, "), this rank ", text(own_.version), " (layout ",
-                       own_.abi, "). Install the same version for all ranks."));
+    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " runs fastcoll ",
+                text(record.version), " (layout ", record.abi, "), this rank ", text(own_.version),
+                " (layout ", own_.abi, "). Install the same version for all ranks.");
   }
   if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(), "rank ", rank, " (pid ", record.pid, ", host ", text(record.host),
-                       ") reports that it is rank ", record.rank, " of ", record.size,
-                       ". All ranks must be given the same world size."));
+    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " (pid ", record.pid, ", host ",
+                text(record.host), ") reports that it is rank ", record.rank, " of ", record.size,
+                ". All ranks must be given the same world size.");
   }
   if (record.ringBytes != own_.ringBytes) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(), "rank ", rank, " uses a ring of ", record.ringBytes,
-                       " bytes, this rank of ", own_.ringBytes,
-                       ". Set FASTCOLL_RING_BYTES alike on all ranks."));
+    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " uses a ring of ", record.ringBytes,
+                " bytes, this rank of ", own_.ringBytes,
+                ". Set FASTCOLL_RING_BYTES alike on all ranks.");
   }
   if (text(record.network) != text(own_.network)) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(), "rank ", rank, " uses the network '", text(record.network),
-                       "', this rank '", text(own_.network),
-                       "'. Set FASTCOLL_NETWORK alike on all ranks."));
+    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " uses the network '",
+                text(record.network), "', this rank '", text(own_.network),
+                "'. Set FASTCOLL_NETWORK alike on all ranks.");
   }
   if (record.tuning != own_.tuning) {
-    throw Error(
-        ErrorKind::Backend,
-        concat(prefix(), "rank ", rank,
-               " uses another tuning table than this rank. Set FASTCOLL_TUNING alike on all "
-               "ranks, and write the table before they start."));
+    throw Error(ErrorKind::Backend, prefix(), "rank ", rank,
+                " uses another tuning table than this rank. Set FASTCOLL_TUNING alike on all "
+                "ranks, and write the table before they start.");
   }
 }
 
@@ -254,15 +245,14 @@ Roster::IsCurrent Rendezvous::isCurrent() const {
 void Rendezvous::throwIfCancelled() const {
   checkInterrupt();
   if (cancelled_.load(std::memory_order_acquire)) {
-    throw GroupLost(
-        ErrorKind::Backend,
-        concat(prefix(), "the group was aborted while its ranks connected", kInitAgain));
+    throw GroupLost(ErrorKind::Backend, prefix(), "the group was aborted while its ranks connected",
+                    kInitAgain);
   }
 }
 
 void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {
-  throw Error(ErrorKind::Timeout,
-              concat(prefix(), "Timed out after ", timeout.count(), " ms; ", missing, kFindDelay));
+  throw Error(ErrorKind::Timeout, prefix(), "Timed out after ", timeout.count(), " ms; ", missing,
+              kFindDelay);
 }
 
 /// Throws if another process has replaced this rank's record.
@@ -272,10 +262,9 @@ void Rendezvous::requireToBeAlone() {
   GroupRecord stored{};
   std::memcpy(&stored, mine.data(), sizeof stored);
   if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
-  throw GroupLost(
-      ErrorKind::Backend,
-      concat(prefix(), "another process (pid ", stored.pid, ", host ", text(stored.host),
-             ") joined as rank ", memory_.rank(), " too. Give every process its own rank."));
+  throw GroupLost(ErrorKind::Backend, prefix(), "another process (pid ", stored.pid, ", host ",
+                  text(stored.host), ") joined as rank ", memory_.rank(),
+                  " too. Give every process its own rank.");
 }
 
 /// Checks one other rank, the next one each time. Throws if it has failed or its process has ended.

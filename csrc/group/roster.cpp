@@ -70,8 +70,7 @@ void Roster::put(Keys& keys, const std::string& key, const std::string& value) {
 }
 
 Error Roster::foreign(const std::string& what) const {
-  return Error(ErrorKind::Store,
-               concat("the store holds an invalid entry of fastcoll: ", what, kOwnStore));
+  return Error(ErrorKind::Store, "the store holds an invalid entry of fastcoll: ", what, kOwnStore);
 }
 
 void Roster::publish() {

@@ -50,11 +50,10 @@ void requireDescriptors() {
   const int error = errno;
   for (int i = 0; i < count; ++i) ::close(held[i]);
   if (count == kDescriptors) return;
-  throw CannotConnect(
-      ErrorKind::Backend,
-      concat("this process can open ", count, " more files, and a connection by Gloo needs ",
-             kDescriptors, " (", std::strerror(error),
-             "). Raise the limit on open files (ulimit -n) on this rank."));
+  throw CannotConnect(ErrorKind::Backend, "this process can open ", count,
+                      " more files, and a connection by Gloo needs ", kDescriptors, " (",
+                      std::strerror(error),
+                      "). Raise the limit on open files (ulimit -n) on this rank.");
 }
 
 at::Tensor view(const void* data, std::size_t bytes) {

@@ -76,9 +76,8 @@ class PollingStore : public c10d::Store {
         checkInterrupt();
         look_();
         if (Clock::now() >= deadline) {
-          throw Error(ErrorKind::Timeout,
-                      concat("the peer has not set the store's key ", keys.empty() ? "" : keys[0],
-                             " within ", timeout.count(), " ms"));
+          throw Error(ErrorKind::Timeout, "the peer has not set the store's key ",
+                      keys.empty() ? "" : keys[0], " within ", timeout.count(), " ms");
         }
       } catch (...) {
         if (!connects(false) || !store_->check(keys)) throw;

@@ -106,15 +106,15 @@ ReduceFn reduceFunction(DType dtype, ReduceOp op) {
 SquaresFn squaresFunction(DType dtype) {
   if (SquaresFn fn = kernels().squares(partOf(dtype))) return fn;
   throw Error(ErrorKind::Type,
-              concat("expected floating-point numbers whose squares are to be summed, got ",
-                     dtypeName(dtype), "; leave the statistics out"));
+              "expected floating-point numbers whose squares are to be summed, got ",
+              dtypeName(dtype), "; leave the statistics out");
 }
 
 const WireCast& wireCast(DType wire) {
   if (wire == DType::BFloat16) return kernels().bfloat16;
   if (wire == DType::Float16) return kernels().float16;
-  throw Error(ErrorKind::Type, concat("expected a wire dtype of bfloat16 or float16, got ",
-                                      dtypeName(wire), "; cast before and after the collective"));
+  throw Error(ErrorKind::Type, "expected a wire dtype of bfloat16 or float16, got ",
+              dtypeName(wire), "; cast before and after the collective");
 }
 
 const char* reduceIsa() {
@@ -125,12 +125,12 @@ void setReduceIsa(const char* name) {
   for (const Isa& isa : kIsas) {
     if (std::strcmp(isa.name, name) != 0) continue;
     if (!isa.available())
-      throw Error(ErrorKind::Value, concat("this machine cannot run the ", name, " reductions"));
+      throw Error(ErrorKind::Value, "this machine cannot run the ", name, " reductions");
     currentIsa().store(&isa, std::memory_order_relaxed);
     return;
   }
-  throw Error(ErrorKind::Value, concat("no reductions are built for \"", name,
-                                       "\"; this build has ", kIsas[0].name, " to baseline"));
+  throw Error(ErrorKind::Value, "no reductions are built for \"", name, "\"; this build has ",
+              kIsas[0].name, " to baseline");
 }
 
 }  // namespace fastcoll

@@ -98,11 +98,10 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   arena->forkGeneration_ = forkGeneration();
   arena->fd_ = makeMemfd();
   if (arena->fd_ < 0) {
-    throw Error(
-        ErrorKind::Backend,
-        concat("fastcoll: cannot create shared memory: memfd_create failed (", std::strerror(errno),
-               "). Raise the limit on open files, allow the call in the container's seccomp "
-               "profile, or set FASTCOLL_SHARED_MEMORY=off."));
+    throw Error(ErrorKind::Backend, "fastcoll: cannot create shared memory: memfd_create failed (",
+                std::strerror(errno),
+                "). Raise the limit on open files, allow the call in the container's seccomp "
+                "profile, or set FASTCOLL_SHARED_MEMORY=off.");
   }
   constexpr std::size_t kLeast = std::size_t{64} << 20;
   void* memory = MAP_FAILED;
@@ -113,10 +112,10 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
     if (memory != MAP_FAILED) break;
   }
   if (memory == MAP_FAILED) {
-    throw Error(ErrorKind::Backend, concat("fastcoll: cannot map ", kLeast,
-                                           " bytes of shared memory (", std::strerror(errno),
-                                           "). Raise the address-space limit (ulimit -v) or set "
-                                           "FASTCOLL_SHARED_MEMORY=off."));
+    throw Error(ErrorKind::Backend, "fastcoll: cannot map ", kLeast, " bytes of shared memory (",
+                std::strerror(errno),
+                "). Raise the address-space limit (ulimit -v) or set "
+                "FASTCOLL_SHARED_MEMORY=off.");
   }
   arena->base_ = static_cast<std::uint8_t*>(memory);
   arena->bytes_ = bytes;
@@ -126,8 +125,8 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   const std::uint64_t offset = arena->allocate(ArenaHeader::kBytes);
   if (offset != 0)
     throw Error(ErrorKind::Backend,
-                concat("fastcoll: internal error: the header of the shared memory is not first",
-                       kReportThis));
+                "fastcoll: internal error: the header of the shared memory is not first",
+                kReportThis);
 
   ArenaHeader* header = arena->header();
   header->magic = kArenaMagic;
@@ -160,9 +159,8 @@ std::uint64_t Arena::allocateFrom(std::uint64_t least, std::size_t bytes) {
     offset = std::max(offset, align(start + extent.bytes));
   }
   if (need > bytes_ || offset > bytes_ - need) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: the shared memory of ", bytes_, " bytes has no room for ", need,
-                       " more. Raise FASTCOLL_ARENA_BYTES."));
+    throw Error(ErrorKind::Backend, "fastcoll: the shared memory of ", bytes_,
+                " bytes has no room for ", need, " more. Raise FASTCOLL_ARENA_BYTES.");
   }
   reserve(offset, need);
   extents_.emplace(offset, Extent{need});
@@ -184,11 +182,10 @@ void Arena::reserve(std::uint64_t offset, std::size_t bytes) {
     if (result == 0) continue;
     const int error = errno;
     if (done > 0) punch(offset, done);
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: cannot reserve ", bytes, " bytes of shared memory (",
-                       std::strerror(error),
-                       "). The machine or the container's memory limit is full: free memory, lower "
-                       "FASTCOLL_RING_BYTES, or set FASTCOLL_SHARED_MEMORY=off."));
+    throw Error(ErrorKind::Backend, "fastcoll: cannot reserve ", bytes, " bytes of shared memory (",
+                std::strerror(error),
+                "). The machine or the container's memory limit is full: free memory, lower "
+                "FASTCOLL_RING_BYTES, or set FASTCOLL_SHARED_MEMORY=off.");
   }
 }
 
@@ -284,9 +281,9 @@ void Arena::addToDirectory(std::uint64_t nonce, std::uint64_t offset) {
   std::lock_guard<std::mutex> lock(mutex_);
   DirectoryEntry* const entry = entryOf(base_, nonce, 0, kTombstone);
   if (entry == nullptr) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
-                       " groups over shared memory. Destroy groups that are no longer needed."));
+    throw Error(ErrorKind::Backend, "fastcoll: this process already uses ",
+                ArenaHeader::kDirectoryEntries,
+                " groups over shared memory. Destroy groups that are no longer needed.");
   }
   entry->offset.store(offset, std::memory_order_relaxed);
   entry->nonce.store(nonce, std::memory_order_release);

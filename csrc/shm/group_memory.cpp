@@ -58,18 +58,16 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   const std::uint64_t offset = entry->offset.load(std::memory_order_acquire);
   const std::size_t bytes = ControlBlock::bytes(identity_.size);
   if (offset % kPage != 0 || offset > process->bytes() || bytes > process->bytes() - offset) {
-    throw Error(ErrorKind::Backend,
-                concat(errorHead("init", identity_), "internal error: rank ", peer,
-                       " announces a control block outside its memory", kReportThis));
+    throw Error(ErrorKind::Backend, errorHead("init", identity_), "internal error: rank ", peer,
+                " announces a control block outside its memory", kReportThis);
   }
   auto* block = reinterpret_cast<ControlBlock*>(process->base() + offset);
   if (block->nonce.load(std::memory_order_relaxed) != nonce ||
       block->rank != static_cast<std::uint32_t>(peer) ||
       block->size != static_cast<std::uint32_t>(identity_.size)) {
-    throw Error(ErrorKind::Backend,
-                concat(errorHead("init", identity_), "rank ", peer, " created the group as rank ",
-                       block->rank, " of ", block->size,
-                       ". All ranks must create the group with the same ranks."));
+    throw Error(ErrorKind::Backend, errorHead("init", identity_), "rank ", peer,
+                " created the group as rank ", block->rank, " of ", block->size,
+                ". All ranks must create the group with the same ranks.");
   }
   own().link(peer).nonce.store(nonce, std::memory_order_release);
   auto fresh = std::make_unique<Member>();
@@ -194,9 +192,9 @@ std::uint64_t GroupMemory::allocate(std::size_t bytes, Peers use) {
 std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t bytes) const {
   const PeerProcess& there = process(peer);
   if (offset == 0 || offset > there.bytes() || bytes > there.bytes() - offset) {
-    throw Error(ErrorKind::Backend, concat("fastcoll [group '", identity_.name,
-                                           "']: internal error: ", memberName(peer),
-                                           " points outside its shared memory", kReportThis));
+    throw Error(ErrorKind::Backend, "fastcoll [group '", identity_.name,
+                "']: internal error: ", memberName(peer), " points outside its shared memory",
+                kReportThis);
   }
   return there.base() + offset;
 }

@@ -45,9 +45,9 @@ int listenAt(const Nonce128& socketName) {
       ::listen(fd, 128) != 0) {
     const int error = errno;
     if (fd >= 0) ::close(fd);
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: cannot listen on an abstract unix socket (", std::strerror(error),
-                       "). Raise the limit on open files, or set FASTCOLL_SHARED_MEMORY=off."));
+    throw Error(ErrorKind::Backend, "fastcoll: cannot listen on an abstract unix socket (",
+                std::strerror(error),
+                "). Raise the limit on open files, or set FASTCOLL_SHARED_MEMORY=off.");
   }
   return fd;
 }
@@ -57,9 +57,8 @@ int connectTo(const Nonce128& socketName) {
   const socklen_t length = abstractAddress(socketName, address);
   const int fd = newSocket();
   if (fd < 0) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: cannot open a unix socket (", std::strerror(errno),
-                       "). Raise the limit on open files."));
+    throw Error(ErrorKind::Backend, "fastcoll: cannot open a unix socket (", std::strerror(errno),
+                "). Raise the limit on open files.");
   }
   int result = 0;
   do {

@@ -150,8 +150,8 @@ void LocalProcess::startKeeper(std::size_t arenaBytes) {
   arena_->header()->nonce = address_.nonce;
   if (wakeEvent_ < 0) wakeEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wakeEvent_ < 0) {
-    throw Error(ErrorKind::Backend, concat("fastcoll: eventfd failed (", std::strerror(errno),
-                                           "). Raise the limit on open files."));
+    throw Error(ErrorKind::Backend, "fastcoll: eventfd failed (", std::strerror(errno),
+                "). Raise the limit on open files.");
   }
   // `life` must be set before any peer can map the arena, so the socket opens last.
   keeper_ = startThread([this] { keep(); });
@@ -218,14 +218,14 @@ void LocalProcess::serve(int connection) {
     // Check this before any wait: another user must not be able to block this thread.
     if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
         credentials.uid != ::geteuid()) {
-      log(LogLevel::Info, concat("refused a connection from user ", credentials.uid));
+      log(LogLevel::Info, "refused a connection from user ", credentials.uid);
       return;
     }
     Hello hello;
     int memory = -1;
     const std::string problem = receiveHello(connection, kHelloTimeoutMs, hello, memory);
     if (!problem.empty()) {
-      log(LogLevel::Info, concat("refused a connection: ", problem));
+      log(LogLevel::Info, "refused a connection: ", problem);
       return;
     }
     if (hello.receiver != address_.nonce) {  // meant for an earlier owner of the name
@@ -237,7 +237,7 @@ void LocalProcess::serve(int connection) {
                       address_.nonce, hello.sender, arena_->bytes()};
     sendHello(connection, reply, arena_->descriptor());
   } catch (const std::exception& error) {
-    log(LogLevel::Warn, concat("a peer could not be connected: ", error.what()));
+    log(LogLevel::Warn, "a peer could not be connected: ", error.what());
   }
 }
 
@@ -254,10 +254,10 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   const int error = errno;
   ::close(memory);
   if (mapped == MAP_FAILED) {
-    throw Error(ErrorKind::Network, concat("fastcoll: cannot map the shared memory of a peer (",
-                                           std::strerror(error), ", ", bytes,
-                                           " bytes). Raise the address-space limit (ulimit -v), or "
-                                           "set FASTCOLL_SHARED_MEMORY=off."));
+    throw Error(ErrorKind::Network, "fastcoll: cannot map the shared memory of a peer (",
+                std::strerror(error), ", ", bytes,
+                " bytes). Raise the address-space limit (ulimit -v), or "
+                "set FASTCOLL_SHARED_MEMORY=off.");
   }
   ::madvise(mapped, bytes, MADV_DONTDUMP);
   auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);

@@ -206,10 +206,9 @@ std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
 
 void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
   if (memory_.arena().withdraw(data, bytes)) return;
-  log(LogLevel::Warn,
-      concat(prefix(),
-             "there is no memory to move the tensor out of shared memory after a fault. "
-             "A rank that has not noticed the fault yet may still write into it."));
+  log(LogLevel::Warn, prefix(),
+      "there is no memory to move the tensor out of shared memory after a fault. "
+      "A rank that has not noticed the fault yet may still write into it.");
 }
 
 void SegmentStream::throwIfAborted() {

@@ -193,10 +193,9 @@ void* SharedAllocator::take(std::size_t bytes) {
   } catch (const std::exception& error) {
     if (!warned_) {
       warned_ = true;
-      log(LogLevel::Warn,
-          concat("a tensor of ", bytes,
-                 " bytes has ordinary memory, though FASTCOLL_SHARED_TENSORS ",
-                 "or Options.shared_tensors is on: ", error.what(), " This is reported once."));
+      log(LogLevel::Warn, "a tensor of ", bytes,
+          " bytes has ordinary memory, though FASTCOLL_SHARED_TENSORS ",
+          "or Options.shared_tensors is on: ", error.what(), " This is reported once.");
     }
     return nullptr;
   }

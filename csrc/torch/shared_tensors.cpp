@@ -35,10 +35,9 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
   try {
     return allocateShared(size, options);
   } catch (const c10::DistBackendError& error) {
-    log(LogLevel::Warn,
-        concat("a tensor is not in shared memory: ", error.what_without_backtrace()));
+    log(LogLevel::Warn, "a tensor is not in shared memory: ", error.what_without_backtrace());
   } catch (const std::system_error& error) {  // for example, no thread
-    log(LogLevel::Warn, concat("a tensor is not in shared memory: ", error.what()));
+    log(LogLevel::Warn, "a tensor is not in shared memory: ", error.what());
   }
   return at::empty({size}, options);
 }
@@ -46,12 +45,12 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
 at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions options) {
   return translated([&] {
     if (!options.device().is_cpu()) {
-      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
-                                           "expected device cpu, got ", options.device()));
+      throw Error(ErrorKind::Value, site("allocate_tensor").prefix(), "expected device cpu, got ",
+                  options.device());
     }
     if (size < 0) {
-      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
-                                           "expected a size of at least 0, got ", size));
+      throw Error(ErrorKind::Value, site("allocate_tensor").prefix(),
+                  "expected a size of at least 0, got ", size);
     }
     engine_->process()->start(engine_->config().settings.arenaBytes);
     std::shared_ptr<Arena> arena = engine_->process()->arena();

@@ -60,10 +60,9 @@ class StoreAdapter : public KeyValueStore {
     try {
       use();
     } catch (const c10::Error& error) {
-      throw Error(ErrorKind::Network,
-                  concat("fastcoll: the rendezvous store failed: ",
-                         withoutFullStop(error.what_without_backtrace()),
-                         ". Keep the store's process alive until every group has been used once."));
+      throw Error(ErrorKind::Network, "fastcoll: the rendezvous store failed: ",
+                  withoutFullStop(error.what_without_backtrace()),
+                  ". Keep the store's process alive until every group has been used once.");
     }
   }
   c10::intrusive_ptr<c10d::Store> store_;

@@ -102,10 +102,9 @@ void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   for (const int64_t dim : order) {
     if (tensor.size(dim) == 1) continue;
     if (tensor.stride(dim) <= reach) {
-      throw Error(ErrorKind::Value,
-                  concat(call.prefix(), "the elements of an output overlap each other: sizes ",
-                         tensor.sizes(), ", strides ", tensor.strides(),
-                         ". Use .contiguous() or .clone()."));
+      throw Error(ErrorKind::Value, call.prefix(),
+                  "the elements of an output overlap each other: sizes ", tensor.sizes(),
+                  ", strides ", tensor.strides(), ". Use .contiguous() or .clone().");
     }
     reach += (tensor.size(dim) - 1) * tensor.stride(dim);
   }

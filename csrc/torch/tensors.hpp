@@ -31,7 +31,7 @@ struct CallSite {
 /// Throws. Call it only after a check has failed, so other calls build no error text.
 [[noreturn]] inline void refuse(const CallSite& site, const std::string& expected,
                                 const std::string& got) {
-  throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
+  throw Error(ErrorKind::Value, site.prefix(), "expected ", expected, ", got ", got);
 }
 
 /// Whether a tensor shares memory with those of a list; being the one at `own` does not count.

@@ -15,10 +15,9 @@ bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
     if (timeout == kNoTimeout) {
       waitForTransfer(std::nullopt);
     } else if (!waitForTransfer(deadlineAfter(Clock::now(), timeout))) {
-      throwAsTorch(Error(ErrorKind::Timeout,
-                         concat("fastcoll.wait [seq ", seq_, "]: Timed out after ", timeout.count(),
-                                " ms waiting for ", describe(),
-                                ". The operation is still running. Call wait() again.")));
+      throwAsTorch(Error(ErrorKind::Timeout, "fastcoll.wait [seq ", seq_, "]: Timed out after ",
+                         timeout.count(), " ms waiting for ", describe(),
+                         ". The operation is still running. Call wait() again."));
     }
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
@@ -96,11 +95,11 @@ float WorkFastcoll::getDuration() const {
     return completed_;
   }();
   if (!terms_.timed || !ended) {
-    throwAsTorch(Error(ErrorKind::Value,
-                       concat("fastcoll: ", describe(), " (seq ", seq_, ", rank ", rank_, ")",
-                              terms_.timed ? " is still running. Call wait() first."
-                                           : " was not timed. Switch timing on before the call: "
-                                             "group._enable_collectives_timing().")));
+    throwAsTorch(Error(ErrorKind::Value, "fastcoll: ", describe(), " (seq ", seq_, ", rank ", rank_,
+                       ")",
+                       terms_.timed ? " is still running. Call wait() first."
+                                    : " was not timed. Switch timing on before the call: "
+                                      "group._enable_collectives_timing()."));
   }
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }

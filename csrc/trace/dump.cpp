@@ -368,8 +368,8 @@ std::string write(const std::string& reason, std::string path) {
     const std::string why = std::strerror(errno);
     if (file == nullptr && fd >= 0) ::close(fd);
     if (fd >= 0) ::unlink(part.c_str());
-    throw Error(ErrorKind::Value, concat("fastcoll.trace: ", path, " cannot be written: ", why,
-                                         ". Name a prefix in a folder that exists."));
+    throw Error(ErrorKind::Value, "fastcoll.trace: ", path, " cannot be written: ", why,
+                ". Name a prefix in a folder that exists.");
   }
   return path;
 }

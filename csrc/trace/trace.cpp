@@ -61,9 +61,8 @@ void checkFolder(const std::string& prefix) {
   const std::string folder = slash == std::string::npos ? "." : prefix.substr(0, slash + 1);
   if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
   const int why = errno;
-  log(LogLevel::Warn,
-      concat("FASTCOLL_TRACE_DUMP=", prefix, ": no trace can be written to ", folder, ": ",
-             std::strerror(why), ". Make this folder, or name another."));
+  log(LogLevel::Warn, "FASTCOLL_TRACE_DUMP=", prefix, ": no trace can be written to ", folder, ": ",
+      std::strerror(why), ". Make this folder, or name another.");
 }
 
 }  // namespace
@@ -71,8 +70,8 @@ void checkFolder(const std::string& prefix) {
 void dumpByItself(const std::string& reason) noexcept {
   try {
     const std::string path = write(reason);
-    log(LogLevel::Warn, concat("trace written to ", path, " (", reason, "). Run `fastcoll trace ",
-                               recorder()->prefix(), "` to compare those of all ranks."));
+    log(LogLevel::Warn, "trace written to ", path, " (", reason, "). Run `fastcoll trace ",
+        recorder()->prefix(), "` to compare those of all ranks.");
   } catch (const std::exception& error) {
     log(LogLevel::Warn, error.what());
   }

@@ -102,9 +102,9 @@ void startWatcher(Recorder& recorder) {
     ::close(fd);
     doorbell.store(-1);
     log(LogLevel::Warn,
-        concat("no thread could be started for the trace, so a signal or a fault of another rank "
-               "writes no dump",
-               kMoreThreads));
+        "no thread could be started for the trace, so a signal or a fault of another rank "
+        "writes no dump",
+        kMoreThreads);
     return;
   }
   if (recorder.signal == 0) return;

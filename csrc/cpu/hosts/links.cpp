@@ -122,9 +122,8 @@ void Links::throwIfLeft(int host) {
 }
 
 void Links::throwLeft(int host) const {
-  throw PeerLeft(ErrorKind::Backend, concat(prefix_, memory_.memberName(hosts_.leader(host)),
-                                            " left the group (close notice sent) before ",
-                                            describe(signature_), kSameCalls));
+  throw PeerLeft(ErrorKind::Backend, prefix_, memory_.memberName(hosts_.leader(host)),
+                 " left the group (close notice sent) before ", describe(signature_), kSameCalls);
 }
 
 /// Posts a receive after those already posted. If the peer has left, the next wait reports it.
@@ -163,11 +162,10 @@ void Links::begin(const Request& request, std::string prefix) {
   timeout_ = request.timeout;
   prefix_ = std::move(prefix);
   if (!others_.empty() && link(others_[0]).connection == nullptr) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix_,
-                       "the connections to other hosts are closed, because the group failed or was "
-                       "destroyed",
-                       kInitAgain));
+    throw Error(ErrorKind::Backend, prefix_,
+                "the connections to other hosts are closed, because the group failed or was "
+                "destroyed",
+                kInitAgain);
   }
 }
 
@@ -261,10 +259,9 @@ std::size_t Links::frameBytes(int host) const {
 
 const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
   if (const std::size_t there = frameBytes(host); there != bytes) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix_, memory_.memberName(hosts_.leader(host)), " sent ", there,
-                       " bytes where ", bytes, " were expected in ", describe(signature_),
-                       ". All ranks must pass tensors of the same shape."));
+    throw Error(ErrorKind::Backend, prefix_, memory_.memberName(hosts_.leader(host)), " sent ",
+                there, " bytes where ", bytes, " were expected in ", describe(signature_),
+                ". All ranks must pass tensors of the same shape.");
   }
   return link(host).in[link(host).present].get() + sizeof(Head);
 }

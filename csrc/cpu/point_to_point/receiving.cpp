@@ -33,9 +33,8 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
     if (waitsForReceive(peer, head)) break;
     took = true;
     if (length > in.most()) {
-      throw Error(ErrorKind::Backend,
-                  concat("internal error: ", memory_.memberName(rank), " wrote a record of ",
-                         length, " bytes into a ring of fewer", kReportThis));
+      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                  " wrote a record of ", length, " bytes into a ring of fewer", kReportThis);
     }
     switch (head.kind) {
       case RecordHead::kMessage:
@@ -49,9 +48,8 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
       case RecordHead::kMove: {
         const std::uint64_t bytes = head.bytes;
         if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
-          throw Error(ErrorKind::Backend,
-                      concat("internal error: ", memory_.memberName(rank), " announces a ring of ",
-                             bytes, " bytes", kReportThis));
+          throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                      " announces a ring of ", bytes, " bytes", kReportThis);
         }
         std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
         mapNow(data, bytes);
@@ -60,8 +58,8 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
         break;
       }
       default:
-        throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),
-                                               " wrote a record of an unknown kind", kReportThis));
+        throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                    " wrote a record of an unknown kind", kReportThis);
     }
     budget -= std::min(budget, PairRecord::size(length));
   }
@@ -96,9 +94,8 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
   const bool small = message.bytes <= length;
   const bool odd = peer.elsewhere && length != (head.asks ? 0 : head.bytes);
   if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
-    throw Error(ErrorKind::Backend,
-                concat("internal error: ", memory_.memberName(rank), " sends ", length,
-                       " bytes of a message of ", message.bytes, kReportThis));
+    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), " sends ", length,
+                " bytes of a message of ", message.bytes, kReportThis);
   }
   const auto match =
       std::find_if(receives_.begin(), receives_.end(), [&](const PointToPointRef& op) {
@@ -128,9 +125,8 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
   if (open != peer.open.end()) {
     const PointToPointRef op = *open;
     if (head.length > op->unasked_ - op->moved_) {
-      throw Error(ErrorKind::Backend,
-                  concat("internal error: ", memory_.memberName(rank), " sends more than all of ",
-                         describe(*op), kReportThis));
+      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                  " sends more than all of ", describe(*op), kReportThis);
     }
     for (const auto& [from, bytes] : payload) {
       if (bytes > 0) store(*op, from, bytes);
@@ -145,9 +141,8 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
       unexpected_.rbegin(), unexpected_.rend(),
       [&](const auto& message) { return message.source == rank && message.number == number; });
   if (held == unexpected_.rend()) {
-    throw Error(ErrorKind::Backend,
-                concat("internal error: ", memory_.memberName(rank), " sends a piece of message ",
-                       number, ", which is not under way", kReportThis));
+    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                " sends a piece of message ", number, ", which is not under way", kReportThis);
   }
   keep(*held, payload, head.length);
 }
@@ -179,9 +174,8 @@ void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::si
   const std::size_t room = std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
-    throw Error(ErrorKind::Backend,
-                concat("internal error: ", memory_.memberName(message.source),
-                       " sends more of a message than was requested", kReportThis));
+    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(message.source),
+                " sends more of a message than was requested", kReportThis);
   }
   for (const auto& [from, bytes] : payload) {
     if (bytes == 0) continue;
@@ -212,11 +206,11 @@ void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.unasked_ = message.bytes;
   trace::start(op.trace);
   if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
-  throw Error(ErrorKind::Backend,
-              concat("Detected mismatch: rank ", memory_.rank(), " runs ", describe(op), ", ",
-                     memory_.memberName(message.source), " sends ", dtypeName(message.dtype), "[",
-                     message.bytes / elementSize(message.dtype), "] with tag ", message.tag,
-                     ". Give both ends the same dtype and number of elements."));
+  throw Error(ErrorKind::Backend, "Detected mismatch: rank ", memory_.rank(), " runs ",
+              describe(op), ", ", memory_.memberName(message.source), " sends ",
+              dtypeName(message.dtype), "[", message.bytes / elementSize(message.dtype),
+              "] with tag ", message.tag,
+              ". Give both ends the same dtype and number of elements.");
 }
 
 /// The receive has all that has arrived of its message. Ends the receive, or arranges for the rest.

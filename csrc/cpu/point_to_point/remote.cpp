@@ -183,9 +183,8 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   RemoteChannel& channel = *peers_[rank].channel;
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
-    throw Error(ErrorKind::Backend,
-                concat("internal error: ", memory_.memberName(rank), " sends a record of ",
-                       head.length, " bytes", kReportThis));
+    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                " sends a record of ", head.length, " bytes", kReportThis);
   }
   const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
   switch (head.kind) {
@@ -196,8 +195,8 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
     case RecordHead::kGoodbye:
       break;
     default:
-      throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),
-                                             " sends a record of an unknown kind", kReportThis));
+      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
+                  " sends a record of an unknown kind", kReportThis);
   }
   channel.advance();
 }

@@ -65,8 +65,8 @@ bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
     const auto found = std::find_if(peer.asking.begin(), peer.asking.end(),
                                     [&](const auto& op) { return op->number_ == number; });
     if (found == peer.asking.end()) {
-      throw Error(ErrorKind::Backend, concat("internal error: a peer acknowledged message ", number,
-                                             ", which needs no acknowledgement", kReportThis));
+      throw Error(ErrorKind::Backend, "internal error: a peer acknowledged message ", number,
+                  ", which needs no acknowledgement", kReportThis);
     }
     const PointToPointRef op = *found;
     peer.asking.erase(found);

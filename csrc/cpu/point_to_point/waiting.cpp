@@ -151,9 +151,9 @@ void PointToPoint::needBackground() {
 void PointToPoint::warnNoThread(const std::exception& error) {
   if (std::exchange(warned_, true)) return;
   log(LogLevel::Warn,
-      concat("no thread could be started, so send and recv proceed only while this rank waits for "
-             "one: ",
-             error.what(), kMoreThreads));
+      "no thread could be started, so send and recv proceed only while this rank waits for "
+      "one: ",
+      error.what(), kMoreThreads);
 }
 
 // The background thread idles while other threads make progress often enough. When none has for a
