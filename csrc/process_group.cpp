@@ -130,7 +130,7 @@ void ProcessGroupFastcoll::shutdown() {
 c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  const auto mine = std::ranges::find(ranks, rank_);
   const bool member = mine != ranks.end();
   if (opts == nullptr) {
     throwAsTorch(

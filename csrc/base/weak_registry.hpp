@@ -42,9 +42,7 @@ class WeakRegistry {
   void add(const std::shared_ptr<T>& one) {
     State& now = state_.get();
     const std::lock_guard<std::mutex> lock(now.mutex);
-    now.all.erase(std::remove_if(now.all.begin(), now.all.end(),
-                                 [](const auto& weak) { return weak.expired(); }),
-                  now.all.end());
+    std::erase_if(now.all, [](const auto& weak) { return weak.expired(); });
     now.all.push_back(one);
   }
 

@@ -223,7 +223,7 @@ class PythonLibrary : public DeviceLibrary {
       const auto& left = placed->plan->left;
       Indices served;
       for (std::size_t i = 0; i < those.size(); ++i) {
-        if (std::find(left.begin(), left.end(), i) == left.end()) served.push_back(those[i]);
+        if (std::ranges::find(left, i) == left.end()) served.push_back(those[i]);
       }
       if (!served.empty()) ready.push_back({std::move(placed), std::move(served)});
     }

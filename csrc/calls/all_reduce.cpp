@@ -49,7 +49,7 @@ WorkRef ProcessGroupFastcoll::allReduce(const CallSite& site, const Tensors& ten
                                         const c10d::AllreduceOptions& opts, const Fusion* fusion,
                                         std::shared_ptr<const AllReduceOptions> onDevice) {
   auto task = std::make_shared<TensorTask>(site);
-  const bool several = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+  const bool several = std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.scalar_type() != tensors[0].scalar_type();
   });
   if (several) {

@@ -26,7 +26,7 @@ std::vector<Message> splitRows(const CallSite& site, const at::Tensor& tensor,
   if (splits.size() != static_cast<std::size_t>(site.size)) {
     refuse(site, concat(site.size, " ", what, " splits"), concat(splits.size()));
   }
-  if (std::any_of(splits.begin(), splits.end(), [](int64_t n) { return n < 0; }) ||
+  if (std::ranges::any_of(splits, [](int64_t n) { return n < 0; }) ||
       std::accumulate(splits.begin(), splits.end(), int64_t{0}) != rows) {
     refuse(site, concat(what, " splits that add up to ", rows, " rows"), c10::str(splits));
   }

@@ -71,9 +71,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   for (int looks = 0;; pause(looks)) {
     throwIfCancelled();
     const bool late = Clock::now() >= deadline;
-    missing.erase(std::remove_if(missing.begin(), missing.end(),
-                                 [&](int rank) { return posted(rank).has_value(); }),
-                  missing.end());
+    std::erase_if(missing, [&](int rank) { return posted(rank).has_value(); });
     if (missing.empty()) {
       barriers_.post(round, own + "ok");
       return forget();

@@ -297,7 +297,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
     auto there = backend("/there"), back = backend("/back");
     std::vector<int> made;
     for (const int fd : device_->sockets.connected()) {
-      if (std::find(before.begin(), before.end(), fd) == before.end()) made.push_back(fd);
+      if (std::ranges::find(before, fd) == before.end()) made.push_back(fd);
     }
     LoopSockets::tune(made, setup_.silence);
     {

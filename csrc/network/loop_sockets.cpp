@@ -78,9 +78,9 @@ LoopSockets::LoopSockets(const std::function<void()>& start) {
   const std::vector<int> before = openPolls();
   start();
   for (const int poll : openPolls()) {
-    if (std::find(before.begin(), before.end(), poll) != before.end()) continue;
+    if (std::ranges::find(before, poll) != before.end()) continue;
     const std::vector<int> watched = watchedBy(poll);
-    if (std::any_of(watched.begin(), watched.end(), listens)) polls_.push_back(poll);
+    if (std::ranges::any_of(watched, listens)) polls_.push_back(poll);
   }
 }
 
@@ -97,10 +97,10 @@ std::vector<int> LoopSockets::connected() const {
 void LoopSockets::drain(const std::vector<int>& sockets, TimePoint until) const {
   for (;;) {
     const std::vector<int> open = connected();
-    const bool empty = std::all_of(sockets.begin(), sockets.end(), [&open](int fd) {
+    const bool empty = std::ranges::all_of(sockets, [&open](int fd) {
       int bytes = 0;
-      return std::find(open.begin(), open.end(), fd) == open.end() ||
-             ::ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
+      return std::ranges::find(open, fd) == open.end() || ::ioctl(fd, SIOCOUTQ, &bytes) != 0 ||
+             bytes == 0;
     });
     if (empty || Clock::now() >= until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));

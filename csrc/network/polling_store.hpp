@@ -68,8 +68,8 @@ class PollingStore : public c10d::Store {
     const auto deadline = deadlineAfter(Clock::now(), timeout);
     // Gloo also waits for keys that this process has set. They do not show that the peer has
     // arrived.
-    const bool own = std::all_of(keys.begin(), keys.end(),
-                                 [this](const std::string& key) { return own_.count(key) != 0; });
+    const bool own =
+        std::ranges::all_of(keys, [this](const std::string& key) { return own_.count(key) != 0; });
     for (int micros = 50; !(store_->check(keys) && (own || connects(true)));
          micros = std::min(2 * micros, 10000)) {
       try {

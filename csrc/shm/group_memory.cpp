@@ -175,7 +175,7 @@ void GroupMemory::giveBack(std::uint64_t offset) {
   // Drop finished writers at once, because an Instance keeps its process's memory mapped.
   auto over = [writers = std::move(writers)]() mutable {
     const auto ended = [](const Instance& peer) { return peer.process->died() || peer.left(); };
-    writers.erase(std::remove_if(writers.begin(), writers.end(), ended), writers.end());
+    std::erase_if(writers, ended);
     return writers.empty();
   };
   if (over()) return arena().retire(offset);

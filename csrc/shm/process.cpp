@@ -137,8 +137,7 @@ bool LocalProcess::lookAll() {
     const std::lock_guard<std::mutex> lock(watchMutex_);
     watches.swap(watches_);
   }
-  watches.erase(std::remove_if(watches.begin(), watches.end(), [](auto& look) { return !look(); }),
-                watches.end());
+  std::erase_if(watches, [](auto& look) { return !look(); });
   const std::lock_guard<std::mutex> lock(watchMutex_);
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
                   std::make_move_iterator(watches.end()));

@@ -56,8 +56,7 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std:
                              int spinMicros, StoresChoice stores)
     : memory_(memory),
       members_(std::move(members)),
-      rank_(static_cast<int>(std::find(members_.begin(), members_.end(), memory.rank()) -
-                             members_.begin())),
+      rank_(static_cast<int>(std::ranges::find(members_, memory.rank()) - members_.begin())),
       ringBytes_(ringBytes),
       spinMicros_(spinMicros),
       stores_(stores, ringBytes),
@@ -77,7 +76,7 @@ void SegmentStream::begin(const Signature& signature,
   deadline_ = deadline;
   timeout_ = timeout;
   large_ = false;
-  std::fill(compared_.begin(), compared_.end(), std::uint8_t{0});
+  std::ranges::fill(compared_, std::uint8_t{0});
   if (memory_.aborted()) memory_.throwAborted(prefix());
   ControlBlock& own = memory_.own();
   own.signatures[collectives_ % 2] = signature_;

@@ -50,8 +50,8 @@ void Forks::child() noexcept {
 }
 
 bool Forks::alive(std::uint64_t after, std::uint64_t last) const {
-  return std::any_of(forks_.begin(), forks_.end(),
-                     [&](const Fork& fork) { return fork.number > after && fork.number <= last; });
+  return std::ranges::any_of(
+      forks_, [&](const Fork& fork) { return fork.number > after && fork.number <= last; });
 }
 
 void Forks::reap() noexcept {
@@ -61,7 +61,7 @@ void Forks::reap() noexcept {
     ::close(fork.reader);
     return true;
   };
-  forks_.erase(std::remove_if(forks_.begin(), forks_.end(), ended), forks_.end());
+  std::erase_if(forks_, ended);
 }
 
 void SharedAllocator::beforeFork() noexcept {

@@ -96,8 +96,8 @@ void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return;
   std::vector<int64_t> order(tensor.dim());
   std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](int64_t a, int64_t b) { return tensor.stride(a) < tensor.stride(b); });
+  std::ranges::sort(order,
+                    [&](int64_t a, int64_t b) { return tensor.stride(a) < tensor.stride(b); });
   int64_t reach = 0;
   for (const int64_t dim : order) {
     if (tensor.size(dim) == 1) continue;

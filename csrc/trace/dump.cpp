@@ -142,7 +142,7 @@ std::vector<int> laneRanks(const Record& record, const Group& group) {
   std::vector<int> ranks;
   if (from >= 0) ranks.push_back(group.ranks.at(from));
   ranks.push_back(group.ranks.at(to));
-  std::sort(ranks.begin(), ranks.end());
+  std::ranges::sort(ranks);
   return ranks;
 }
 

@@ -1,5 +1,6 @@
 #include "trace/ring.hpp"
 
+#include <bit>
 #include <cstddef>
 #include <cstring>
 
@@ -10,20 +11,6 @@ static_assert(sizeof(Record) % 8 == 0 && alignof(Record) == 8);
 
 // A holder writes only a few words. If it takes longer, its thread has lost its core.
 constexpr int kTries = 200;
-
-std::size_t powerOfTwo(std::size_t least) {
-  std::size_t power = 1;
-  while (power < least) power *= 2;
-  return power;
-}
-
-template <typename T>
-std::uint64_t asWord(T value) {
-  static_assert(sizeof(T) == 8);
-  std::uint64_t word;
-  std::memcpy(&word, &value, 8);
-  return word;
-}
 
 #define FASTCOLL_WORD(field) (offsetof(Record, field) / 8)
 
@@ -50,7 +37,7 @@ class Ring::Claim {
   // Release: a reader of the new word then also reads the odd version.
   template <typename T>
   void set(std::size_t word, T value) {
-    slot_.words[word].store(asWord(value), std::memory_order_release);
+    slot_.words[word].store(std::bit_cast<std::uint64_t>(value), std::memory_order_release);
   }
   std::uint64_t get(std::size_t word) const {
     return slot_.words[word].load(std::memory_order_relaxed);
@@ -63,7 +50,7 @@ class Ring::Claim {
 };
 
 Ring::Ring(std::size_t size)
-    : size_(size), mask_(powerOfTwo(size) - 1), slots_(new Slot[mask_ + 1]) {}
+    : size_(size), mask_(std::bit_ceil(size) - 1), slots_(new Slot[mask_ + 1]) {}
 
 RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
   const RecordId id = next_.fetch_add(1, std::memory_order_relaxed) + 1;

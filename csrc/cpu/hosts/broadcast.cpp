@@ -38,7 +38,7 @@ class HierarchicalBroadcast : HostPipeline {
             1, std::min({multiHost.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks)}))),
         chunks_(std::max<std::size_t>(1, ceilDiv(bytes_, chunk_))) {
     const auto& local = hosts_.local();
-    const auto root = std::find(local.begin(), local.end(), request.root);
+    const auto root = std::ranges::find(local, request.root);
     publisher_ = root == local.end() ? 0 : static_cast<int>(root - local.begin());
     useSlots(kAhead, 1);
   }

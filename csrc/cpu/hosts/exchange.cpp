@@ -72,8 +72,7 @@ class HierarchicalExchange : HostPipeline {
     if (!blocks_.is(Collective::AllGather)) subset(part.in);
     if (!blocks_.is(Collective::Scatter)) subset(part.out);
     if (rootHost_ >= 0) {
-      part.root =
-          static_cast<int>(std::find(local.begin(), local.end(), request_.root) - local.begin());
+      part.root = static_cast<int>(std::ranges::find(local, request_.root) - local.begin());
     }
     if (stream_ != nullptr) {
       runCollective(*stream_, part, multiHost_.tuning);

@@ -59,7 +59,7 @@ void LongMessages::finish() {
   began_ = Clock::now();
   const auto waits = [](const Pending& one) { return one.transfer == nullptr; };
   for (;;) {
-    const auto one = std::find_if(pending_.begin(), pending_.end(), waits);
+    const auto one = std::ranges::find_if(pending_, waits);
     if (one == pending_.end()) break;
     begin();
     if (one->transfer != nullptr) continue;

@@ -238,7 +238,7 @@ class OutboundBlocks {
     if (is(Collective::Gather)) {  // only the root gets a message
       if (hosts_.hostOf(request_.root) != to) return 0;
       const auto& ranks = hosts_.ranks(to);
-      first = std::lower_bound(ranks.begin(), ranks.end(), request_.root) - ranks.begin();
+      first = std::ranges::lower_bound(ranks, request_.root) - ranks.begin();
       receivers = std::min(receivers, first + 1);
     }
     std::size_t sum = 0;

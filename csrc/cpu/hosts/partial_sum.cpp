@@ -37,8 +37,8 @@ ReduceOp combining(ReduceOp op) {
 }
 
 bool areEqual(const std::vector<Subtree>& subtrees) {
-  return std::all_of(subtrees.begin(), subtrees.end(),
-                     [&](const Subtree& subtree) { return subtree.count == subtrees[0].count; });
+  return std::ranges::all_of(
+      subtrees, [&](const Subtree& subtree) { return subtree.count == subtrees[0].count; });
 }
 
 /// The request that sums one subtree: the same, but without division and rounding. If
@@ -87,17 +87,15 @@ PartialSum::PartialSum(const Request& request, const Hosts& hosts)
   const auto& local = hosts.local();
   for (const Subtree& subtree : of_[hosts.here()]) {
     reducers_.emplace_back(inner_, subtree.count);
-    places_.push_back(
-        static_cast<int>(std::find(local.begin(), local.end(), subtree.first) - local.begin()));
+    places_.push_back(static_cast<int>(std::ranges::find(local, subtree.first) - local.begin()));
   }
   root_ = plan(0, hosts.size());
   temporaries_.resize(parts_.size() * kStep);
 }
 
 int PartialSum::plan(int first, int count) {
-  const auto subtree = std::find_if(subtrees_.begin(), subtrees_.end(), [&](const Subtree& b) {
-    return b.first == first && b.count == count;
-  });
+  const auto subtree = std::ranges::find_if(
+      subtrees_, [&](const Subtree& b) { return b.first == first && b.count == count; });
   Part part{-1, -1, -1};
   if (subtree != subtrees_.end()) {
     part.subtree = static_cast<int>(subtree - subtrees_.begin());

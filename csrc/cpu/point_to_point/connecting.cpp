@@ -81,7 +81,7 @@ void PointToPoint::meetPeers() {
     fault = std::current_exception();
   }
   const auto isHere = [](const auto& one) { return one.second == Rendezvous::Met::Here; };
-  if (std::any_of(found.begin(), found.end(), isHere)) setup_.met();
+  if (std::ranges::any_of(found, isHere)) setup_.met();
   lock.lock();
   meets_ = false;
   bool news = false;

@@ -27,9 +27,8 @@ void PointToPoint::awaitConnection(TimePoint until) {
   const auto came = [](const Peer& peer) {
     return peer.asked && (peer.channel || !peer.lost.empty());
   };
-  changed_.wait_until(lock, until, [&] {
-    return memory_.aborted() || std::any_of(peers_.begin(), peers_.end(), came);
-  });
+  changed_.wait_until(lock, until,
+                      [&] { return memory_.aborted() || std::ranges::any_of(peers_, came); });
 }
 
 TransferRef PointToPoint::sendTo(int rank, const void* data, std::size_t bytes) {
@@ -59,7 +58,7 @@ void PointToPoint::giveBack() noexcept {
     // After a fault the last user of a channel detects it soon and closes the channel. If the abort
     // came when there was no user, this thread closes it.
     const auto open = [](const Peer& peer) { return peer.channel != nullptr; };
-    while (memory_.aborted() && std::any_of(peers_.begin(), peers_.end(), open)) {
+    while (memory_.aborted() && std::ranges::any_of(peers_, open)) {
       changed_.wait_for(lock, Milliseconds(20));
       leave(finished);
     }

@@ -81,8 +81,8 @@ void PointToPoint::poll() {
 
 /// Whether any of the operations ends because the group has failed.
 bool PointToPoint::showFault(const Finished& finished) const {
-  return memory_.aborted() && std::any_of(finished.begin(), finished.end(),
-                                          [](const auto& one) { return one.second != nullptr; });
+  return memory_.aborted() &&
+         std::ranges::any_of(finished, [](const auto& one) { return one.second != nullptr; });
 }
 
 void PointToPoint::complete(Finished& finished) {
@@ -146,8 +146,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   } catch (const std::exception& error) {
     if (active()) failWith(error, finished);  // else the next operation raises it
   }
-  unmet_ =
-      std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.unmet(); });
+  unmet_ = std::ranges::count_if(peers_, [](const Peer& peer) { return peer.unmet(); });
   return moved || !finished.empty();
 }
 

@@ -97,10 +97,9 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), " sends ", length,
                 " bytes of a message of ", message.bytes, kReportThis);
   }
-  const auto match =
-      std::find_if(receives_.begin(), receives_.end(), [&](const PointToPointRef& op) {
-        return (op->peer == rank || op->peer == kAnySource) && op->tag == message.tag;
-      });
+  const auto match = std::ranges::find_if(receives_, [&](const PointToPointRef& op) {
+    return (op->peer == rank || op->peer == kAnySource) && op->tag == message.tag;
+  });
   if (match == receives_.end()) {
     unexpected_.push_back(std::move(message));
     if (length > 0) keep(unexpected_.back(), payload, length);
@@ -120,8 +119,8 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
                              Finished& finished) {
   Peer& peer = peers_[rank];
   const std::uint64_t number = head.where;
-  const auto open = std::find_if(peer.open.begin(), peer.open.end(),
-                                 [&](const auto& op) { return op->number_ == number; });
+  const auto open =
+      std::ranges::find_if(peer.open, [&](const auto& op) { return op->number_ == number; });
   if (open != peer.open.end()) {
     const PointToPointRef op = *open;
     if (head.length > op->unasked_ - op->moved_) {
@@ -148,10 +147,9 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
 }
 
 bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
-  const auto match =
-      std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
-        return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
-      });
+  const auto match = std::ranges::find_if(unexpected_, [&](const Unexpected& message) {
+    return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
+  });
   if (match == unexpected_.end()) return false;
   const Unexpected message = std::move(*match);
   unexpected_.erase(match);

@@ -304,7 +304,7 @@ void PointToPoint::noteLost(int rank, const std::string& text, Finished& finishe
     return op->peer == rank || op->source == rank || (op->peer == kAnySource && op->source < 0);
   };
   if (said || peer.explaining || stopping_ || memory_.aborted() ||
-      std::none_of(all_.begin(), all_.end(), concerns)) {
+      std::ranges::none_of(all_, concerns)) {
     return;
   }
   try {

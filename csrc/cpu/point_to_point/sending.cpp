@@ -62,8 +62,8 @@ bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
       begun->unasked_ = begun->message.bytes();
       continue;
     }
-    const auto found = std::find_if(peer.asking.begin(), peer.asking.end(),
-                                    [&](const auto& op) { return op->number_ == number; });
+    const auto found =
+        std::ranges::find_if(peer.asking, [&](const auto& op) { return op->number_ == number; });
     if (found == peer.asking.end()) {
       throw Error(ErrorKind::Backend, "internal error: a peer acknowledged message ", number,
                   ", which needs no acknowledgement", kReportThis);

@@ -115,7 +115,7 @@ void PointToPoint::stop() {
     background_.notify_all();
     // Threads wait in slices, but the store or the network may block one longer.
     changed_.wait_for(lock, kJobsEnd, [this] {
-      return jobs_ == 0 && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+      return jobs_ == 0 && std::ranges::all_of(peers_, [](const Peer& peer) {
                return peer.users == (peer.lent ? 1 : 0);
              });
     });
