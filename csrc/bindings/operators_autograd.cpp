@@ -6,7 +6,6 @@
 
 #include <array>
 #include <string>
-#include <vector>
 
 #include "base/error.hpp"
 #include "bindings/operators.hpp"
@@ -17,40 +16,25 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Below = at::AutoDispatchBelowADInplaceOrView;
-using Splits = std::vector<c10::SymInt>;
+using Text = const std::string&;
+using Splits = c10::SymIntArrayRef;
 
-/// The operator as torch calls it, with all that torch does around it, so a trace has it.
-template <typename Function>
-auto operatorNamed(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+/// Calls an operator as torch does, with all that torch does around it, so a trace has it.
+template <const char* kName, typename... Given>
+at::Tensor call(const at::Tensor& input, Given... given) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow(kName, "")
+                             .typed<at::Tensor(const at::Tensor&, Given...)>();
+  return op.call(input, given...);
 }
-
-at::Tensor callAllReduce(const at::Tensor& input, const std::string& op, const std::string& group) {
-  static const auto call =
-      operatorNamed<at::Tensor(const at::Tensor&, const std::string&, const std::string&)>(
-          "fastcoll::all_reduce");
-  return call.call(input, op, group);
-}
-at::Tensor callAllGather(const at::Tensor& input, std::int64_t size, const std::string& group) {
-  static const auto call =
-      operatorNamed<at::Tensor(const at::Tensor&, std::int64_t, const std::string&)>(
-          "fastcoll::all_gather");
-  return call.call(input, size, group);
-}
-at::Tensor callReduceScatter(const at::Tensor& input, const std::string& op, std::int64_t size,
-                             const std::string& group) {
-  static const auto call =
-      operatorNamed<at::Tensor(const at::Tensor&, const std::string&, std::int64_t,
-                               const std::string&)>("fastcoll::reduce_scatter");
-  return call.call(input, op, size, group);
-}
-at::Tensor callAllToAll(const at::Tensor& input, c10::SymIntArrayRef received,
-                        c10::SymIntArrayRef sent, const std::string& group) {
-  static const auto call =
-      operatorNamed<at::Tensor(const at::Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef,
-                               const std::string&)>("fastcoll::all_to_all");
-  return call.call(input, received, sent, group);
-}
+constexpr char kAllReduce[] = "fastcoll::all_reduce";
+constexpr char kAllGather[] = "fastcoll::all_gather";
+constexpr char kReduceScatter[] = "fastcoll::reduce_scatter";
+constexpr char kAllToAll[] = "fastcoll::all_to_all";
+constexpr auto callAllReduce = &call<kAllReduce, Text, Text>;
+constexpr auto callAllGather = &call<kAllGather, std::int64_t, Text>;
+constexpr auto callReduceScatter = &call<kReduceScatter, Text, std::int64_t, Text>;
+constexpr auto callAllToAll = &call<kAllToAll, Splits, Splits, Text>;
 
 /// Throws for a tensor with a tangent, as forward-mode differentiation gives it.
 bool differentiates(const at::Tensor& input) {
@@ -75,6 +59,7 @@ bool isMean(const char* call, const std::string& op) {
 struct AllReduceGradient : torch::autograd::Function<AllReduceGradient> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::string& op, const std::string& group) {
+    isMean("all_reduce", op);
     context->saved_data["op"] = op;
     context->saved_data["group"] = group;
     const Below below;
@@ -121,10 +106,10 @@ struct ReduceScatterGradient : torch::autograd::Function<ReduceScatterGradient> 
 };
 
 struct AllToAllGradient : torch::autograd::Function<AllToAllGradient> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const Splits& received, const Splits& sent, const std::string& group) {
-    context->saved_data["received"] = c10::SymIntArrayRef(received);
-    context->saved_data["sent"] = c10::SymIntArrayRef(sent);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, Splits received,
+                            Splits sent, const std::string& group) {
+    context->saved_data["received"] = received;
+    context->saved_data["sent"] = sent;
     context->saved_data["group"] = group;
     const Below below;
     return callAllToAll(input, received, sent, group);
@@ -139,36 +124,12 @@ struct AllToAllGradient : torch::autograd::Function<AllToAllGradient> {
   }
 };
 
-at::Tensor allReduceAutograd(const at::Tensor& input, const std::string& op,
-                             const std::string& group) {
-  if (differentiates(input)) {
-    isMean("all_reduce", op);
-    return AllReduceGradient::apply(input, op, group);
-  }
+/// The autograd kernel of an operator with a gradient.
+template <typename Gradient, const char* kName, typename... Given>
+at::Tensor differentiable(const at::Tensor& input, Given... given) {
+  if (differentiates(input)) return Gradient::apply(input, given...);
   const Below below;
-  return callAllReduce(input, op, group);
-}
-
-at::Tensor allGatherAutograd(const at::Tensor& input, std::int64_t size, const std::string& group) {
-  if (differentiates(input)) return AllGatherGradient::apply(input, size, group);
-  const Below below;
-  return callAllGather(input, size, group);
-}
-
-at::Tensor reduceScatterAutograd(const at::Tensor& input, const std::string& op, std::int64_t size,
-                                 const std::string& group) {
-  if (differentiates(input)) return ReduceScatterGradient::apply(input, op, size, group);
-  const Below below;
-  return callReduceScatter(input, op, size, group);
-}
-
-at::Tensor allToAllAutograd(const at::Tensor& input, c10::SymIntArrayRef received,
-                            c10::SymIntArrayRef sent, const std::string& group) {
-  if (differentiates(input)) {
-    return AllToAllGradient::apply(input, received.vec(), sent.vec(), group);
-  }
-  const Below below;
-  return callAllToAll(input, received, sent, group);
+  return call<kName, Given...>(input, given...);
 }
 
 /// The autograd kernel of operators that write into a tensor of the caller: they have no gradient.
@@ -207,10 +168,11 @@ constexpr std::array kWriting{"all_reduce_", "all_gather_out", "reduce_scatter_o
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fastcoll, Autograd, m) {
-  m.impl("all_reduce", &allReduceAutograd);
-  m.impl("all_gather", &allGatherAutograd);
-  m.impl("reduce_scatter", &reduceScatterAutograd);
-  m.impl("all_to_all", &allToAllAutograd);
+  m.impl("all_reduce", &differentiable<AllReduceGradient, kAllReduce, Text, Text>);
+  m.impl("all_gather", &differentiable<AllGatherGradient, kAllGather, std::int64_t, Text>);
+  m.impl("reduce_scatter",
+         &differentiable<ReduceScatterGradient, kReduceScatter, Text, std::int64_t, Text>);
+  m.impl("all_to_all", &differentiable<AllToAllGradient, kAllToAll, Splits, Splits, Text>);
   for (const char* name : kWriting) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&withoutGradient>());
   }
