@@ -147,20 +147,19 @@ const Member& memberOf(PyObject* self) {
 }
 
 template <class Call>
-Call parsed(PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
-  constexpr std::size_t kMost = Call::kArguments.size();
-  return Call(
-      Arguments<kMost>(Call::kName, Call::kArguments, Call::kRequired, given, count, keywords));
+auto argumentsOf(PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
+  return Arguments<Call::kArguments.size()>(Call::kName, Call::kArguments, Call::kRequired, given,
+                                            count, keywords);
 }
 
 template <class Call>
 PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
-    Call call = parsed<Call>(given, count, keywords);
+    auto call = Call::bind(argumentsOf<Call>(given, count, keywords));
     {
       const WithoutGil nogil;
       const Group group = memberOf(self).group(Call::kName);
-      if (const WorkRef work = call.issue(*group)) work->wait();
+      if (const WorkRef work = call(*group)) work->wait();
     }
     Py_RETURN_NONE;
   });
@@ -170,16 +169,14 @@ template <class Call>
 PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
     auto planned = std::make_unique<Planned>(memberOf(self), Call::kName);
-    Call parsedCall = parsed<Call>(given, count, keywords);
+    const auto arguments = argumentsOf<Call>(given, count, keywords);
     if constexpr (std::is_same_v<Call, AllReduce>) {
-      if (parsedCall.tensors[0].layout() != at::kStrided) {
+      if (tensorOf(arguments[0]).layout() != at::kStrided) {
         throw py::value_error(
             "fastcoll.all_reduce_plan: expected a dense tensor, got a sparse one");
       }
     }
-    planned->issue = [call = std::move(parsedCall)](ProcessGroupFastcoll& group) mutable {
-      return call.issue(group);
-    };
+    planned->issue = Call::bind(arguments);
     if constexpr (kPrepares<Call>) {
       const WithoutGil nogil;
       const Group group = planned->member.group(Call::kName);

@@ -85,23 +85,21 @@ inline at::Tensor tensorOf(PyObject* value) {
   return py::cast<at::Tensor>(convert(py::handle(value)));
 }
 
-/// One tensor, or a list with a tensor for each rank.
+/// One tensor, or a list of lists with a tensor for each rank, as c10d takes it.
 struct Parts {
-  Tensors tensors;
-  bool list = false;
+  at::Tensor whole;
+  std::vector<Tensors> lists;
+  bool list() const { return !lists.empty(); }
 };
 
 /// `optional`: whether None is allowed, on a rank that has no parts.
 inline Parts partsOf(PyObject* value, bool optional = false) {
+  if (optional && value == Py_None) return {};
+  if (!PyList_Check(value) && !PyTuple_Check(value)) return {tensorOf(value), {}};
   Parts parts;
-  if (optional && value == Py_None) return parts;
-  parts.list = PyList_Check(value) || PyTuple_Check(value);
-  if (!parts.list) {
-    parts.tensors = {tensorOf(value)};
-    return parts;
-  }
+  Tensors& list = parts.lists.emplace_back();
   for (const py::handle item : py::reinterpret_borrow<py::sequence>(value)) {
-    parts.tensors.push_back(tensorOf(item.ptr()));
+    list.push_back(tensorOf(item.ptr()));
   }
   return parts;
 }
@@ -123,189 +121,142 @@ c10d::ReduceOp opOf(const Arguments<N>& arguments, std::size_t at) {
   return arguments.template as<c10d::ReduceOp>(at, "an operation of torch.distributed.ReduceOp");
 }
 
-/// A list of lists, as c10d takes the parts of one rank.
-inline std::vector<Tensors> nested(const Tensors& tensors) {
-  return {tensors};
-}
-
-inline at::Tensor one(const Tensors& tensors) {
-  return tensors.empty() ? at::Tensor() : tensors[0];
+/// Options of a call that has ended when it returns.
+template <typename Options>
+Options synchronous() {
+  Options options;
+  options.asyncOp = false;
+  return options;
 }
 
 // --- the calls -----------------------------------------------------------------------------------
 
-// Each has the names of its arguments, how many are required, and issue(), which makes the call
-// without the GIL. Ranks are those of the group.
+// Each has the names of its arguments, how many are required, and bind(), which returns the call
+// with its arguments. It is made without the GIL. Ranks are those of the group.
 
 struct AllReduce {
   static constexpr auto kName = "all_reduce";
   static constexpr std::array kArguments{"tensor", "op"};
   static constexpr std::size_t kRequired = 1;
-  explicit AllReduce(const Arguments<2>& a) : tensors{tensorOf(a[0])}, op(opOf(a, 1)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = op;
-    options.asyncOp = false;
-    return group.allreduce(tensors, options);
+  static auto bind(const Arguments<2>& a) {
+    auto options = synchronous<c10d::AllreduceOptions>();
+    options.reduceOp = opOf(a, 1);
+    return [tensors = Tensors{tensorOf(a[0])}, options](auto& group) mutable {
+      return group.allreduce(tensors, options);
+    };
   }
-  Tensors tensors;
-  c10d::ReduceOp op;
 };
 
 struct Reduce {
   static constexpr auto kName = "reduce";
   static constexpr std::array kArguments{"tensor", "dst", "op"};
   static constexpr std::size_t kRequired = 2;
-  explicit Reduce(const Arguments<3>& a)
-      : tensors{tensorOf(a[0])}, root(a.integer(1)), op(opOf(a, 2)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::ReduceOptions options;
-    options.reduceOp = op;
-    options.rootRank = root;
-    options.asyncOp = false;
-    return group.reduce(tensors, options);
+  static auto bind(const Arguments<3>& a) {
+    auto options = synchronous<c10d::ReduceOptions>();
+    options.rootRank = a.integer(1);
+    options.reduceOp = opOf(a, 2);
+    return [tensors = Tensors{tensorOf(a[0])}, options](auto& group) mutable {
+      return group.reduce(tensors, options);
+    };
   }
-  Tensors tensors;
-  int root;
-  c10d::ReduceOp op;
 };
 
 struct Broadcast {
   static constexpr auto kName = "broadcast";
   static constexpr std::array kArguments{"tensor", "src"};
   static constexpr std::size_t kRequired = 2;
-  explicit Broadcast(const Arguments<2>& a) : tensors{tensorOf(a[0])}, root(a.integer(1)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    options.asyncOp = false;
-    return group.broadcast(tensors, options);
+  static auto bind(const Arguments<2>& a) {
+    auto options = synchronous<c10d::BroadcastOptions>();
+    options.rootRank = a.integer(1);
+    return [tensors = Tensors{tensorOf(a[0])}, options](auto& group) mutable {
+      return group.broadcast(tensors, options);
+    };
   }
-  Tensors tensors;
-  int root;
 };
 
 struct AllGather {
   static constexpr auto kName = "all_gather";
   static constexpr std::array kArguments{"output", "input"};
   static constexpr std::size_t kRequired = 2;
-  explicit AllGather(const Arguments<2>& a) : output(partsOf(a[0])), input{tensorOf(a[1])} {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::AllgatherOptions options;
-    options.asyncOp = false;
-    if (!output.list) {
-      at::Tensor whole = one(output.tensors);
-      return group._allgather_base(whole, input[0], options);
-    }
-    auto lists = nested(output.tensors);
-    return group.allgather(lists, input, options);
+  static auto bind(const Arguments<2>& a) {
+    return [output = partsOf(a[0]), input = Tensors{tensorOf(a[1])}](auto& group) mutable {
+      const auto options = synchronous<c10d::AllgatherOptions>();
+      return output.list() ? group.allgather(output.lists, input, options)
+                           : group._allgather_base(output.whole, input[0], options);
+    };
   }
-  Parts output;
-  Tensors input;
 };
 
 struct ReduceScatter {
   static constexpr auto kName = "reduce_scatter";
   static constexpr std::array kArguments{"output", "input", "op"};
   static constexpr std::size_t kRequired = 2;
-  explicit ReduceScatter(const Arguments<3>& a)
-      : output{tensorOf(a[0])}, input(partsOf(a[1])), op(opOf(a, 2)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::ReduceScatterOptions options;
-    options.reduceOp = op;
-    options.asyncOp = false;
-    if (!input.list) {
-      at::Tensor whole = one(input.tensors);
-      return group._reduce_scatter_base(output[0], whole, options);
-    }
-    auto lists = nested(input.tensors);
-    return group.reduce_scatter(output, lists, options);
+  static auto bind(const Arguments<3>& a) {
+    auto options = synchronous<c10d::ReduceScatterOptions>();
+    options.reduceOp = opOf(a, 2);
+    return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1]), options](auto& group) mutable {
+      return input.list() ? group.reduce_scatter(output, input.lists, options)
+                          : group._reduce_scatter_base(output[0], input.whole, options);
+    };
   }
-  Tensors output;
-  Parts input;
-  c10d::ReduceOp op;
 };
 
 struct AllToAll {
   static constexpr auto kName = "all_to_all";
   static constexpr std::array kArguments{"output", "input", "output_splits", "input_splits"};
   static constexpr std::size_t kRequired = 2;
-  explicit AllToAll(const Arguments<4>& a)
-      : output(partsOf(a[0])),
-        input(partsOf(a[1])),
-        outputSplits(a.splits(2)),
-        inputSplits(a.splits(3)) {
-    if (output.list != input.list) {
+  static auto bind(const Arguments<4>& a) {
+    Parts output = partsOf(a[0]), input = partsOf(a[1]);
+    if (output.list() != input.list()) {
       throw py::type_error(
           "fastcoll.all_to_all: expected two tensors or two lists of tensors, got one of each");
     }
+    return [output = std::move(output), input = std::move(input), received = a.splits(2),
+            sent = a.splits(3)](auto& group) mutable {
+      const auto options = synchronous<c10d::AllToAllOptions>();
+      return output.list()
+                 ? group.alltoall(output.lists[0], input.lists[0], options)
+                 : group.alltoall_base(output.whole, input.whole, received, sent, options);
+    };
   }
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::AllToAllOptions options;
-    options.asyncOp = false;
-    if (output.list) return group.alltoall(output.tensors, input.tensors, options);
-    at::Tensor into = one(output.tensors);
-    at::Tensor from = one(input.tensors);
-    return group.alltoall_base(into, from, outputSplits, inputSplits, options);
-  }
-  Parts output;
-  Parts input;
-  std::vector<std::int64_t> outputSplits;
-  std::vector<std::int64_t> inputSplits;
 };
 
 struct Gather {
   static constexpr auto kName = "gather";
   static constexpr std::array kArguments{"output", "input", "dst"};
   static constexpr std::size_t kRequired = 3;
-  explicit Gather(const Arguments<3>& a)
-      : output(partsOf(a[0], true)), input{tensorOf(a[1])}, root(a.integer(2)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::GatherOptions options;
-    options.rootRank = root;
-    options.asyncOp = false;
-    if (output.list) {
-      auto lists = nested(output.tensors);
-      return group.gather(lists, input, options);
-    }
-    at::Tensor whole = one(output.tensors);
-    return group.gather_single(whole, input[0], options);
+  static auto bind(const Arguments<3>& a) {
+    auto options = synchronous<c10d::GatherOptions>();
+    options.rootRank = a.integer(2);
+    return [output = partsOf(a[0], true), input = Tensors{tensorOf(a[1])},
+            options](auto& group) mutable {
+      return output.list() ? group.gather(output.lists, input, options)
+                           : group.gather_single(output.whole, input[0], options);
+    };
   }
-  Parts output;
-  Tensors input;
-  int root;
 };
 
 struct Scatter {
   static constexpr auto kName = "scatter";
   static constexpr std::array kArguments{"output", "input", "src"};
   static constexpr std::size_t kRequired = 3;
-  explicit Scatter(const Arguments<3>& a)
-      : output{tensorOf(a[0])}, input(partsOf(a[1], true)), root(a.integer(2)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::ScatterOptions options;
-    options.rootRank = root;
-    options.asyncOp = false;
-    if (input.list) {
-      auto lists = nested(input.tensors);
-      return group.scatter(output, lists, options);
-    }
-    return group.scatterSingle(output[0], one(input.tensors), options);
+  static auto bind(const Arguments<3>& a) {
+    auto options = synchronous<c10d::ScatterOptions>();
+    options.rootRank = a.integer(2);
+    return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1], true),
+            options](auto& group) mutable {
+      return input.list() ? group.scatter(output, input.lists, options)
+                          : group.scatterSingle(output[0], input.whole, options);
+    };
   }
-  Tensors output;
-  Parts input;
-  int root;
 };
 
 struct Barrier {
   static constexpr auto kName = "barrier";
   static constexpr std::array<const char*, 0> kArguments{};
   static constexpr std::size_t kRequired = 0;
-  explicit Barrier(const Arguments<0>&) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    c10d::BarrierOptions options;
-    options.asyncOp = false;
-    return group.barrier(options);
+  static auto bind(const Arguments<0>&) {
+    return [](auto& group) { return group.barrier(synchronous<c10d::BarrierOptions>()); };
   }
 };
 
@@ -313,24 +264,20 @@ struct Send {
   static constexpr auto kName = "send";
   static constexpr std::array kArguments{"tensor", "dst", "tag"};
   static constexpr std::size_t kRequired = 2;
-  explicit Send(const Arguments<3>& a)
-      : tensors{tensorOf(a[0])}, peer(a.integer(1)), tag(a.integerOr(2, 0)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) { return group.send(tensors, peer, tag); }
-  Tensors tensors;
-  int peer;
-  int tag;
+  static auto bind(const Arguments<3>& a) {
+    return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
+               auto& group) mutable { return group.send(tensors, peer, tag); };
+  }
 };
 
 struct Recv {
   static constexpr auto kName = "recv";
   static constexpr std::array kArguments{"tensor", "src", "tag"};
   static constexpr std::size_t kRequired = 2;
-  explicit Recv(const Arguments<3>& a)
-      : tensors{tensorOf(a[0])}, peer(a.integer(1)), tag(a.integerOr(2, 0)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) { return group.recv(tensors, peer, tag); }
-  Tensors tensors;
-  int peer;
-  int tag;
+  static auto bind(const Arguments<3>& a) {
+    return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
+               auto& group) mutable { return group.recv(tensors, peer, tag); };
+  }
 };
 
 /// Sends a message to one rank while it receives one from another.
@@ -338,20 +285,11 @@ struct SendRecv {
   static constexpr auto kName = "sendrecv";
   static constexpr std::array kArguments{"send", "dst", "recv", "src", "tag"};
   static constexpr std::size_t kRequired = 4;
-  explicit SendRecv(const Arguments<5>& a)
-      : sent{tensorOf(a[0])},
-        received{tensorOf(a[2])},
-        target(a.integer(1)),
-        source(a.integer(3)),
-        tag(a.integerOr(4, 0)) {}
-  WorkRef issue(ProcessGroupFastcoll& group) {
-    return group.sendrecv(sent, target, received, source, tag);
+  static auto bind(const Arguments<5>& a) {
+    return [sent = Tensors{tensorOf(a[0])}, received = Tensors{tensorOf(a[2])},
+            target = a.integer(1), source = a.integer(3), tag = a.integerOr(4, 0)](
+               auto& group) mutable { return group.sendrecv(sent, target, received, source, tag); };
   }
-  Tensors sent;
-  Tensors received;
-  int target;
-  int source;
-  int tag;
 };
 
 }  // namespace fastcoll::direct
