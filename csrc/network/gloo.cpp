@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/fork.hpp"
 #include "base/thread.hpp"
+#include "base/weak_registry.hpp"
 #include "network/polling_store.hpp"
 
 namespace fastcoll {

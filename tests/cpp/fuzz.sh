@@ -20,7 +20,7 @@ if [ -z "$(type -P "$CXX")" ]; then
 fi
 mkdir -p "$FOLDER"
 make --no-print-directory -s -j "$JOBS" -f - all <<MAKE
-FLAGS := -std=c++17 -O1 -g1 -Wall -Wextra -Icsrc -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
+FLAGS := -std=c++20 -O1 -g1 -Wall -Wextra -Icsrc -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
 COMMON := $(printf "$FOLDER/%s.o " $COMMON)
 .SECONDARY:
 all: $(printf "$FOLDER/fuzz_%s " $TARGETS)

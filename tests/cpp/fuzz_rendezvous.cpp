@@ -183,7 +183,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   });
   attempt([&] {
     for (const std::string& key : rendezvous.faultKeys()) {
-      const PublishedError first = writeFault(store, key, {ErrorKind::Value, "a text"});
+      const Fault first = writeFault(store, key, {ErrorKind::Value, "a text"});
       FUZZ_CHECK(first.text == "a text" || first.kind != ErrorKind::Value);
       const auto found = readFault(store, key);
       FUZZ_CHECK(!found || (!found->text.empty() && found->text.size() <= 1000));

@@ -27,7 +27,7 @@ build() {
   shift 2
   mkdir -p "build/sanitize-$way"
   make --no-print-directory -s -j "$JOBS" -f - "build/sanitize-$way/$program" <<MAKE
-FLAGS := -std=c++17 -g1 -Wall -Wextra -Icsrc $(flags "$way") -pthread
+FLAGS := -std=c++20 -g1 -Wall -Wextra -Icsrc $(flags "$way") -pthread
 OBJECTS := $(printf "build/sanitize-$way/%s.o " "$@")
 HEADERS := build/sanitize-$way/standard_headers.hpp
 build/sanitize-$way/$program: \$(OBJECTS)
