@@ -14,8 +14,8 @@
 # make fuzz     FUZZ seconds (60) for each parser of what comes from outside
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
-# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT, and one
-#               page of them, OUT/gpu.md; needs no network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, and gpu-gradients, of 6
+# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT, and all
+#               that they print into OUT/gpu.txt; needs no network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, and gpu-gradients, of 6
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
@@ -105,18 +105,20 @@ sanitize:
 bench: $(STAMPS)/test $(STAMPS)/build
 	'$(PYTHON)' -m fastcoll.bench
 
-# Results go to OUT. One part goes on when another fails.
+# Results go to OUT. One part goes on when another fails. Unbuffered, so that the log has what a part printed before its
+# time was up.
 OUT ?= bench/results
 gpu:
-	status=0
-	rm -f '$(OUT)'/tests_*.xml
-	$(MAKE) gpu-kernels || status=$$?
-	$(MAKE) gpu-engine || status=$$?
-	$(MAKE) gpu-gradients || status=$$?
-	out=$$(cd '$(OUT)' && pwd)
-	cd build/package
-	'$(PYTHON)' -m fastcoll.bench.gpu_page "$$out" || status=$$?
-	exit $$status
+	mkdir -p '$(OUT)'
+	export PYTHONUNBUFFERED=1
+	{
+	    status=0
+	    $(MAKE) gpu-kernels || status=$$?
+	    $(MAKE) gpu-engine || status=$$?
+	    $(MAKE) gpu-gradients || status=$$?
+	    (cd build/package && '$(PYTHON)' -m fastcoll info) || status=$$?
+	    exit $$status
+	} 2>&1 | tee '$(OUT)/gpu.txt'
 
 # Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there. torch finds the backend by the
 # entry points beside the package, as if it were installed.
@@ -133,8 +135,7 @@ gpu-engine:
 	cd build/package
 	export PYTHONPATH=$$PWD
 	status=0
-	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
-	    --junitxml "$$out/tests_engine.xml" || status=$$?
+	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu || status=$$?
 	timeout 60 '$(PYTHON)' -m fastcoll.bench.engine --json "$$out/engine_cuda.jsonl" || status=$$?
 	timeout 60 '$(PYTHON)' -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.jsonl" || status=$$?
@@ -159,8 +160,7 @@ gpu-kernels:
 	cd build/package
 	export PYTHONPATH=$$PWD
 	status=0
-	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
-	    --junitxml "$$out/tests_kernels.xml" || status=$$?
+	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
 	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.jsonl" || status=$$?
 	exit $$status
 
