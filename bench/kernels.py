@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,14 @@ from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
 from fastcoll.bench.record import command_line, describe_run, write_record
-from fastcoll.bench.report import target_text
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._plan import Blocking
 from fastcoll.kernels.flatten import Flatten
 
-__all__ = ["main", "targets"]
+__all__ = ["main"]
 
 _SMALL: list[Shape] = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
-_MESSAGES = (torch.float32, torch.bfloat16)
-_PREPARED = "prepared launch of "  # name of a host time that is a target
-_TORCH = "torch.mul(out=)"  # that it is compared with
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 _TABLE = Table(
     *(Column("case", -44), Column("candidate", -10), Column("graph us", 9, 1)),
@@ -63,7 +58,7 @@ def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Maker]:
         yield partial(kernel_cases.flatten_case, *model, device)
         yield partial(kernel_cases.flatten_case, *model, device, back=True)
         yield partial(kernel_cases.hook_case, *model, device)
-    for dtype in _MESSAGES:
+    for dtype in (torch.float32, torch.bfloat16):
         yield partial(kernel_cases.reduce_case, 8, elements, dtype, device)
     yield from peer_cases.all_reduce_cases(device, small)
     for blocking in _SWEEP if sweep else ():
@@ -88,11 +83,11 @@ def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     bucket = layout.new_bucket(torch.float32, device)
     plan = Flatten(layout, torch.float32, torch.float32, device)
     one, other = torch.zeros(1024, device=device), torch.zeros(1024, device=device)
-    works: dict[str, Call] = {f"{_PREPARED}flatten": plan.prepare(tensors, bucket)}
+    works: dict[str, Call] = {"prepared launch of flatten": plan.prepare(tensors, bucket)}
     for name, launch in peer_cases.prepared_launches(one, other):
-        works[f"{_PREPARED}{name}"] = launch
+        works[f"prepared launch of {name}"] = launch
     works["prepare and launch flatten of 32 tensors"] = lambda: plan.prepare(tensors, bucket)()
-    works[_TORCH] = lambda: torch.mul(one, 0.5, out=other)
+    works["torch.mul(out=)"] = lambda: torch.mul(one, 0.5, out=other)
     times = time_on_host(works, stream.synchronize, rounds=50, batch=100)
     return {name: time.median for name, time in times.items()}
 
@@ -112,44 +107,6 @@ def _copy(rows: Mapping[str, Row]) -> float:
     if "copy" not in first["candidates"]:
         raise RuntimeError("expected the copy to be measured first, and it failed")
     return max(_bandwidth(first, "copy", way) for way in ("graph", "eager"))
-
-
-def targets(rows: Mapping[str, Row], host: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Returns the targets beside the measured values: name, limit, value, whether it is met.
-
-    Cases that failed, or were not measured in time, are left out.
-    """
-    found: list[dict[str, Any]] = []
-
-    def aim(case: str, least: float, other: str = "", way: str = "") -> None:
-        """Adds a least share of the bandwidth of a copy, or a least speed-up over another candidate."""
-        if case not in rows:
-            return
-        if other:
-            name = f"{case}: times faster than {other}"
-            value = _median(rows[case], other, way) / _median(rows[case], "fastcoll", way)
-        else:
-            name = f"{case}: share of copy bandwidth"
-            value = _bandwidth(rows[case], "fastcoll") / _copy(rows)
-        found.append({"name": name, "at_least": least, "value": value, "met": value >= least})
-
-    for model, least, hook in (("resnet50", 0.75, 6.0), ("gpt2-medium", 0.9, 2.2)):
-        for case in (f"flatten {model}", f"unflatten {model}"):
-            aim(case, least)
-            aim(case, 3.0, "ddp", "eager")
-            aim(case, 1.3, "foreach", "graph")
-        aim(f"flatten {model}", 1.3, "cat", "graph")
-        aim(f"bf16 hook {model}", hook, "stock", "eager")
-    for dtype in ("float32", "bfloat16"):
-        aim(f"reduce 8 x {dtype}", 0.9)
-    for algorithm, ranks, message in product(peer_cases.TARGETS, peer_cases.RANKS, _MESSAGES):
-        aim(peer_cases.case_name(algorithm, ranks, peer_cases.LARGE, message), 0.8)
-    for name, value in host.items():
-        if name.startswith(_PREPARED):
-            text = f"host time of a {name}, of that of {_TORCH}"
-            share = value / host[_TORCH]
-            found.append({"name": text, "at_most": 0.75, "value": share, "met": share <= 0.75})
-    return found
 
 
 def _clocks() -> str | None:
@@ -174,8 +131,6 @@ def _print(record: dict[str, Any], rows: Mapping[str, Row]) -> None:
             print(_TABLE.row([row["name"], name, graph, eager, *more]))
     for name, value in record["host_microseconds"].items():
         print(f"host: {name}: {value:.2f} us")
-    for target in record["targets"]:
-        print("met   " if target["met"] else "MISSED", target_text(target))
     if not record["complete"]:
         print("# not measured: cases after the last row")
 
@@ -245,7 +200,6 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
             else:
                 record["complete"] = True
     record["clocks"].append(_clocks())
-    record["targets"] = targets(rows, record["host_microseconds"])
     if options.json:
         write_record(options.json, {**record, "cases": list(rows.values())})
     _print(record, rows)

@@ -18,13 +18,10 @@ from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
 __all__ = [
     "ALGORITHMS",
-    "LARGE",
     "RANKS",
     "SIZES",
-    "TARGETS",
     "all_reduce_case",
     "all_reduce_cases",
-    "case_name",
     "layout_for",
     "prepared_launches",
     "swept_cases",
@@ -35,10 +32,6 @@ ALGORITHMS = ("one_shot", "two_shot", "ring")
 RANKS = (2, 4, 8)
 SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
 """Bytes of a message."""
-
-LARGE = SIZES[-1]
-TARGETS = ("two_shot", "ring")
-"""Algorithms whose bandwidth with messages of LARGE bytes is a target; these cases come first."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _SPINS = 2_000_000  # seconds
@@ -64,7 +57,7 @@ def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
     return ranks * each[algorithm]
 
 
-def case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str:
+def _case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str:
     """Returns the row of the table."""
     text = str(dtype).removeprefix("torch.")
     return f"{algorithm} {ranks} ranks {size / (1 << 20):g} MiB {text}"
@@ -122,7 +115,7 @@ def all_reduce_case(
         for each in buffers:
             each.check()
 
-    name = case_name(algorithm, ranks, size, dtype)
+    name = _case_name(algorithm, ranks, size, dtype)
     moved = traffic(algorithm, ranks, size, dtype.itemsize)
     return Case(name, moved, 1, {"fastcoll": work}, verify, check)
 
@@ -136,7 +129,7 @@ def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case
             yield partial(all_reduce_case, algorithm, ranks, 3008, dtype, device)
         return
     every = list(product(RANKS, ALGORITHMS, SIZES, _DTYPES))
-    every.sort(key=lambda case: case[2] != LARGE or case[1] not in TARGETS)
+    every.sort(key=lambda case: case[2] != SIZES[-1])  # first those that the page shows
     for ranks, algorithm, size, dtype in every:
         yield partial(all_reduce_case, algorithm, ranks, size, dtype, device)
 

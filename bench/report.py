@@ -10,7 +10,7 @@ from typing import Any
 from fastcoll.bench.collectives import bandwidths
 from fastcoll.bench.table import Column, Table, times_text
 
-__all__ = ["SweepTable", "closing", "heading", "target_text"]
+__all__ = ["SweepTable", "closing", "heading"]
 
 _COLUMNS = (
     Column("size", 11, unit="(B)"),
@@ -166,9 +166,3 @@ def closing(wrong: int, checked: bool, measured: int) -> list[str]:
     if not checked:
         return ["# results were not verified"]
     return [f"# wrong elements: {wrong} {'FAILED' if wrong else 'OK'}"]
-
-
-def target_text(target: Mapping[str, Any]) -> str:
-    """Returns a target beside the measured value."""
-    (limit,) = (key for key in ("at_least", "at_most") if key in target)
-    return f"{target['name']}: {target['value']:.2f}, {limit.replace('_', ' ')} {target[limit]}"
