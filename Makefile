@@ -161,7 +161,7 @@ gpu-kernels:
 	export PYTHONPATH=$$PWD
 	status=0
 	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
-	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.jsonl" || status=$$?
+	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --json "$$out/kernels_cuda.jsonl" || status=$$?
 	exit $$status
 
 # One of each minor release that a supported torch brings.

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from fastcoll._measure import Call
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking
-from fastcoll.kernels.flatten import Flatten
+from fastcoll.kernels.flatten import Flatten, Unflatten
 from fastcoll.kernels.reduce import prepare_reduce
-from fastcoll.kernels.unflatten import Unflatten
 
 __all__ = [
     *("SCALE", "Case", "bucketed", "copy_case", "flatten_case", "hook_case", "reduce_case"),
@@ -161,7 +159,6 @@ def flatten_case(
     name: str,
     shapes: Sequence[Sequence[Shape]],
     device: torch.device,
-    blocking: Blocking | None = None,
     back: bool = False,
 ) -> Case:
     """Returns the flattening of float32 gradients into DDP's buckets, or with `back` the unflattening.
@@ -170,7 +167,7 @@ def flatten_case(
     and one scaling, as DDP with batched_grad_copy=True; "cat".
     """
     data = _Buffers(shapes, torch.float32, device)
-    given = (torch.float32, torch.float32, device, blocking or DEFAULT_BLOCKING)
+    given = (torch.float32, torch.float32, device)
     rows = data.rows
     prepared = zip(data.layouts, data.gradients, data.buckets, strict=True)
     candidates: dict[str, Sequence[Call]]
@@ -192,8 +189,6 @@ def flatten_case(
             "foreach": [partial(_foreach_flatten, *row) for row in rows],
             "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in rows],
         }
-    if blocking is not None:
-        candidates = {"fastcoll": candidates["fastcoll"]}
     works = {candidate: _all(each) for candidate, each in candidates.items()}
 
     gradients, views = (list(chain.from_iterable(each)) for each in (data.gradients, data.views))
@@ -258,17 +253,15 @@ def reduce_case(
     elements: int,
     dtype: torch.dtype,
     device: torch.device,
-    blocking: Blocking | None = None,
 ) -> Case:
     """Returns the sum of flat buffers. Candidate besides fastcoll: "adds", one kernel for each further input."""
     given = [torch.randn(elements, device=device).to(dtype) for _ in range(inputs)]
     output = torch.empty(elements, dtype=dtype, device=device)
     addresses = [tensor.data_ptr() for tensor in given]
-    blocks = blocking or DEFAULT_BLOCKING
-    ours = prepare_reduce(addresses, output.data_ptr(), elements, dtype, device, blocking=blocks)
-    works: dict[str, Call] = {"fastcoll": ours}
-    if blocking is None:
-        works["adds"] = partial(_add_each, given, output)
+    works: dict[str, Call] = {
+        "fastcoll": prepare_reduce(addresses, output.data_ptr(), elements, dtype, device),
+        "adds": partial(_add_each, given, output),
+    }
 
     def verify(candidate: str) -> bool:
         return verified(works[candidate], given, [output], lambda: [total(given)])

@@ -31,13 +31,11 @@ from fastcoll.bench.kernel_cases import Case, Shape
 from fastcoll.bench.record import command_line, describe_run, write_record
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels._plan import Blocking
 from fastcoll.kernels.flatten import Flatten
 
 __all__ = ["main"]
 
 _SMALL: list[Shape] = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
-_SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 _TABLE = Table(
     *(Column("case", -44), Column("candidate", -10), Column("graph us", 9, 1)),
     *(Column("eager us", 9, 1), Column("GB/s", 6, 0), Column("of copy", 7), Column("x ours", 6)),
@@ -47,7 +45,7 @@ Maker = Callable[[], Case]
 Row = dict[str, Any]
 
 
-def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Maker]:
+def _cases(device: torch.device, small: bool) -> Iterator[Maker]:
     """Yields makers of cases, the most important first; makers, because only one case may hold memory at a time."""
     names = ("resnet50", "gpt2-medium")
     models = {"small": _SMALL} if small else {name: MODELS[name]() for name in names}
@@ -61,19 +59,6 @@ def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Maker]:
     for dtype in (torch.float32, torch.bfloat16):
         yield partial(kernel_cases.reduce_case, 8, elements, dtype, device)
     yield from peer_cases.all_reduce_cases(device, small)
-    for blocking in _SWEEP if sweep else ():
-        swept = partial(_with_blocking, Blocking(*blocking))
-        for model in buckets.items():
-            yield partial(swept, kernel_cases.flatten_case, *model, device)
-        yield partial(swept, kernel_cases.reduce_case, 8, elements, torch.float32, device)
-    if sweep and not small:
-        yield from peer_cases.swept_cases(device)
-
-
-def _with_blocking(blocking: Blocking, make: Callable[..., Case], *arguments: Any) -> Case:
-    case = make(*arguments, blocking)
-    case.name += f" block {blocking.block} warps {blocking.warps}"
-    return case
 
 
 def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
@@ -137,7 +122,7 @@ def _print(record: dict[str, Any], rows: Mapping[str, Row]) -> None:
 
 def _verify(device: torch.device) -> int:
     wrong = 0
-    for make in _cases(device, small=True, sweep=True):
+    for make in _cases(device, small=True):
         case = make()
         for candidate in case.works:
             if not case.verify(candidate):
@@ -188,7 +173,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
         with failing("host times"):
             record["host_microseconds"] = _host(device, stream)
         with failing("cases"):
-            for number, make in enumerate(_cases(device, small=False, sweep=options.sweep)):
+            for number, make in enumerate(_cases(device, small=False)):
                 if time.monotonic() > stop:
                     break
                 with failing(f"case {number}"):
@@ -220,7 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     # fmt: off
     add("--rounds", type=int, default=4, help="turns of each candidate (%(default)s)")
-    add("--sweep", action="store_true", help="other block sizes and warps too")
     add("--check", action="store_true", help="verify on small tensors, time nothing")
     add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
     add("--json", type=Path, default=None, help="write every statistic")

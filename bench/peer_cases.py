@@ -22,9 +22,7 @@ __all__ = [
     "SIZES",
     "all_reduce_case",
     "all_reduce_cases",
-    "layout_for",
     "prepared_launches",
-    "swept_cases",
     "traffic",
 ]
 
@@ -63,14 +61,12 @@ def _case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str
     return f"{algorithm} {ranks} ranks {size / (1 << 20):g} MiB {text}"
 
 
-def layout_for(
-    ranks: int, device: torch.device, stage_bytes: int = 512 << 10, slot_bytes: int = 128 << 10
-) -> PeerLayout:
+def _layout_for(ranks: int, device: torch.device) -> PeerLayout:
     """Returns a layout whose ranks together have a channel for every multiprocessor, so all programs are resident."""
     if device.type != "cuda":
         return PeerLayout(1, 1024, 4, 512)
     count = torch.cuda.get_device_properties(device).multi_processor_count
-    return PeerLayout(count // ranks, stage_bytes, 8, slot_bytes)
+    return PeerLayout(count // ranks, 512 << 10, 8, 128 << 10)
 
 
 def _buffers(ranks: int, layout: PeerLayout, device: torch.device) -> list[PeerBuffers]:
@@ -90,17 +86,12 @@ def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.T
 
 
 def all_reduce_case(
-    algorithm: str,
-    ranks: int,
-    size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    layout: PeerLayout | None = None,
+    algorithm: str, ranks: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Case:
     """Returns the all-reduce of `ranks` messages of `size` bytes in one launch."""
     from fastcoll.kernels.every_rank import prepare_every_rank
 
-    buffers = _buffers(ranks, layout or layout_for(ranks, device), device)
+    buffers = _buffers(ranks, _layout_for(ranks, device), device)
     elements = size // dtype.itemsize
     sources = [_aligned(elements, dtype, device).normal_() for _ in range(ranks)]
     outs = [_aligned(elements, dtype, device) for _ in range(ranks)]
@@ -147,17 +138,3 @@ def prepared_launches(
         ("ring", ring.prepare_all_reduce),
     ):
         yield name, prepare(source, out, buffers)
-
-
-def swept_cases(device: torch.device) -> Iterator[partial[Case]]:
-    """Yields makers of cases with other sizes of staging and slots."""
-    for stage, slot in ((64 << 10, 32 << 10), (128 << 10, 64 << 10), (2 << 20, 512 << 10)):
-        for algorithm in ("two_shot", "ring"):
-            yield partial(_with_layout, algorithm, device, stage, slot)
-
-
-def _with_layout(algorithm: str, device: torch.device, stage: int, slot: int) -> Case:
-    layout = layout_for(8, device, stage, slot)
-    case = all_reduce_case(algorithm, 8, 64 << 20, torch.float32, device, layout)
-    case.name += f" stage {stage >> 10} KiB slot {slot >> 10} KiB"
-    return case

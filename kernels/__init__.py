@@ -1,7 +1,6 @@
 """Triton kernels: the arithmetic around a collective on CUDA tensors. Installed as fastcoll.kernels.
 
-    flatten.py    many tensors into one flat bucket, scaled and cast: Flatten
-    unflatten.py  the way back: Unflatten
+    flatten.py    many tensors into one flat bucket, scaled and cast: Flatten; the way back: Unflatten
     reduce.py     k buffers into one: prepare_reduce
 
     peers.py           peer-mapped memory: PeerLayout, PeerBuffers, PeerFault
@@ -11,10 +10,10 @@
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
     every_rank.py      one launch that runs all ranks, for timing on one GPU
 
-    _blocks.py _move.py _dtypes.py         device functions of the kernels
+    _blocks.py _dtypes.py                  device functions of the kernels
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_launch.py
                                            shared parts of the kernels between ranks
-    _plan.py _configuration.py _launch.py  shared parts of launches: tables, specialisations, compilation
+    _plan.py _configuration.py _launch.py  shared parts of launches: blocks, specialisations, compilation
 
 Importing this package does not import Triton; importing its modules does. They do not check tensors, because
 fastcoll.cuda makes them and passes only supported ones.

@@ -1,34 +1,59 @@
-"""Flatten: many tensors into one flat bucket, scaled and cast on the way.
+"""Flatten: many tensors into one flat bucket. Unflatten: the way back. Both scale and cast on the way.
 
-    bucket[offset[t] + i] = cast(scale * tensor[t][i])
+    bucket[offset[t] + i] = cast(scale * tensor[t][i])         Flatten
+    tensor[t][i] = cast(scale * bucket[offset[t] + i])         Unflatten
 
 One launch for any number of tensors. Bytes: each element is read once and written once, so
-elements * (source itemsize + wire itemsize), and 24 bytes of tables for each block of 2048 elements.
+elements * (tensor itemsize + wire itemsize), and 24 bytes of tables for each block of 2048 elements.
 Bound: the bandwidth of device memory; a copy of as many bytes takes at least as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import BucketLayout
+from fastcoll.buckets import AddressTable, BucketLayout
 from fastcoll.kernels._arithmetic import factor_of
-from fastcoll.kernels._blocks import element_address, locate
+from fastcoll.kernels._blocks import element_address, is_wide, load, locate, store
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import PAIRS
-from fastcoll.kernels._move import move_block, moves
-from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking, Plan, double_bits
+from fastcoll.kernels._dtypes import PAIRS, dtype_name
+from fastcoll.kernels._launch import kernel_on, prepared
+from fastcoll.kernels._plan import BLOCK, block_configuration, double_bits
 
 if TYPE_CHECKING:
     from fastcoll._load import C
 
-__all__ = ["Flatten", "configurations", "flatten_kernel"]
+__all__ = ["Flatten", "Unflatten", "configurations", "flatten_kernel", "unflatten_kernel"]
+
+_Table = Mapping[tuple[torch.dtype, torch.dtype], Configuration]
+
+
+@triton.jit
+def move_block(
+    source, target, left, factor,
+    INPUT: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Writes a block's elements times `factor`.
+
+    `source` and `target` are addresses; `left` is the number of the tensor's elements from there on.
+    """
+    if is_wide(source | target, left, BLOCK):
+        values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
+        store(target, left, values, OUTPUT, BLOCK, True)
+    else:
+        left = tl.minimum(left, BLOCK)
+        for first in range(0, left, NARROW):
+            here = source + first * (INPUT.primitive_bitwidth // 8)
+            there = target + first * (OUTPUT.primitive_bitwidth // 8)
+            values = load(here, left - first, INPUT, ACCUMULATE, NARROW, False) * factor
+            store(there, left - first, values, OUTPUT, NARROW, False)
 
 
 @triton.jit
@@ -53,16 +78,76 @@ def flatten_kernel(
     move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
 
 
-def _table(blocking: Blocking) -> Mapping[tuple[torch.dtype, torch.dtype], Configuration]:
-    return moves("flatten", flatten_kernel, PAIRS, blocking)
+@triton.jit
+def unflatten_kernel(
+    block_map,
+    sizes,
+    input_base,
+    input_row,
+    output_row,
+    scale_bits,
+    INPUT: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and the factor's bits."""
+    tensor, start, left = locate(block_map, sizes, BLOCK)
+    source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
+    target = element_address(0, output_row, tensor, start, OUTPUT)
+    factor = factor_of(scale_bits, ACCUMULATE)
+    move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
 
 
-def configurations() -> Iterator[Configuration]:
-    """Yields all configurations that ``Flatten`` can launch."""
-    yield from _table(DEFAULT_BLOCKING).values()
+def _table(name: str, kernel: Any, pairs: Sequence[tuple[torch.dtype, torch.dtype]]) -> _Table:
+    """Returns the configuration of each pair of dtypes, from and to."""
+    return {
+        (source, target): block_configuration(
+            f"{name} {dtype_name(source)}->{dtype_name(target)}", kernel, source, target
+        )
+        for source, target in pairs
+    }
 
 
-class Flatten(Plan):
+class _Move:
+    """Base of Flatten and Unflatten: the layout's tables, and the launches' common arguments."""
+
+    table: ClassVar[_Table]
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        source: torch.dtype,
+        target: torch.dtype,
+        wire: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        device = torch.device(device)
+        self.layout = layout
+        self._configuration = self.table[source, target]
+        self._device = device
+        kernel_on(self._configuration, device)
+        self._grid = layout.blocks(BLOCK)
+        self._tables = (
+            layout.block_map(BLOCK, device).data_ptr(),
+            layout.device_sizes(device).data_ptr(),
+        )
+        self._offsets = layout.byte_offsets(wire, device).data_ptr()
+        self._addresses = AddressTable(device)
+
+    def _row(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns a table of the tensors' addresses on the device."""
+        return self._addresses.refresh([tensor.data_ptr() for tensor in tensors])
+
+    def _prepared(self, places: tuple[int, ...], scale: float, row: Tensor, **at: int) -> C.Launch:
+        """Returns the launch; `at`: the index of the address table among the kernel's arguments."""
+        every = (*self._tables, *places, double_bits(scale))
+        held = (self.layout, row)
+        return prepared(self._configuration, self._device, self._grid, every, held, **at)
+
+
+class Flatten(_Move):
     """Flattens lists of tensors of one layout.
 
     Args:
@@ -71,11 +156,12 @@ class Flatten(Plan):
         wire_dtype: Dtype of the bucket: that of the tensors, or bfloat16 or float16 for float32. Rounded once, to
             nearest even; too large values convert as in ``torch.Tensor.to``.
         device: Device of all tensors.
-        blocking: Size of a program's block.
 
     Raises:
         ValueError: Kernels cannot run on that device.
     """
+
+    table = _table("flatten", flatten_kernel, PAIRS)
 
     def __init__(
         self,
@@ -83,9 +169,8 @@ class Flatten(Plan):
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
         device: torch.device | str,
-        blocking: Blocking = DEFAULT_BLOCKING,
     ) -> None:
-        super().__init__(layout, _table(blocking)[dtype, wire_dtype], wire_dtype, device, blocking)
+        super().__init__(layout, dtype, wire_dtype, wire_dtype, device)
 
     def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> C.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
@@ -96,5 +181,49 @@ class Flatten(Plan):
             scale: Factor.
         """
         row = self._row(tensors)
-        place = (row.data_ptr(), bucket.data_ptr(), self._offsets)
-        return self._prepared((*place, double_bits(scale)), row, source_at=2)
+        places = (row.data_ptr(), bucket.data_ptr(), self._offsets)
+        return self._prepared(places, scale, row, source_at=2)
+
+
+class Unflatten(_Move):
+    """Unflattens buckets into lists of tensors of one layout.
+
+    Args:
+        layout: Sizes of the tensors, and their places in the bucket.
+        wire_dtype: Dtype of the bucket: float32, bfloat16, float16 or float64.
+        dtype: Dtype of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest
+            even.
+        device: Device of all tensors.
+
+    Raises:
+        ValueError: Kernels cannot run on that device.
+    """
+
+    table = _table("unflatten", unflatten_kernel, [(wire, dtype) for dtype, wire in PAIRS])
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        wire_dtype: torch.dtype,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(layout, wire_dtype, dtype, wire_dtype, device)
+
+    def prepare(self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> C.Launch:
+        """Returns a launch that can be repeated as long as the tensors keep their addresses.
+
+        Args:
+            bucket: Contiguous, at least ``layout.elements``.
+            tensors: The layout's tensors; each dense, none overlapping another.
+            scale: Factor.
+        """
+        row = self._row(tensors)
+        places = (bucket.data_ptr(), self._offsets, row.data_ptr())
+        return self._prepared(places, scale, row, out_at=4)
+
+
+def configurations() -> Iterator[Configuration]:
+    """Yields all configurations that ``Flatten`` and ``Unflatten`` can launch."""
+    for each in (Flatten, Unflatten):
+        yield from each.table.values()

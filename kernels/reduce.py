@@ -10,8 +10,7 @@ Bound: the bandwidth of device memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,20 +23,12 @@ from fastcoll.kernels._blocks import is_wide, load, store
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import addressed, dtype_name
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._plan import (
-    DEFAULT_BLOCKING,
-    Blocking,
-    constexprs,
-    double_bits,
-    signature_of,
-)
+from fastcoll.kernels._plan import BLOCK, block_configuration, double_bits
 
 if TYPE_CHECKING:
     from fastcoll._load import C
 
 __all__ = ["configurations", "prepare_reduce", "reduce_kernel"]
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _REGISTERS = {torch.float16: {"maxnreg": 80}}
 """Without this limit the assembler of Triton 3.8 aims for 64 registers and spills."""
@@ -86,24 +77,17 @@ def reduce_kernel(
             store(target + begin, there, finish(total, factor, average), OUTPUT, NARROW, False)
 
 
-@lru_cache(maxsize=8)
-def _table(blocking: Blocking) -> Mapping[torch.dtype, Configuration]:
-    return {
-        dtype: Configuration(
-            name=f"reduce {dtype_name(dtype)}",
-            kernel=reduce_kernel,
-            signature=signature_of(reduce_kernel),
-            constexprs=constexprs(blocking, dtype, dtype),
-            num_warps=blocking.warps,
-            options={"enable_fp_fusion": False, **_REGISTERS.get(dtype, {})},
-        )
-        for dtype in _DTYPES
-    }
+_TABLE = {
+    dtype: block_configuration(
+        f"reduce {dtype_name(dtype)}", reduce_kernel, dtype, dtype, **_REGISTERS.get(dtype, {})
+    )
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+}
 
 
 def configurations() -> Iterator[Configuration]:
     """Yields all configurations that ``prepare_reduce`` can launch."""
-    yield from _table(DEFAULT_BLOCKING).values()
+    yield from _TABLE.values()
 
 
 def prepare_reduce(
@@ -115,7 +99,6 @@ def prepare_reduce(
     *,
     op: str = "SUM",
     scale: float = 1.0,
-    blocking: Blocking = DEFAULT_BLOCKING,
 ) -> C.Launch:
     """Returns a launch that can be repeated.
 
@@ -127,7 +110,6 @@ def prepare_reduce(
         device: Device of all buffers.
         op: SUM or AVG. AVG is the scaled sum divided by the number of inputs, a true quotient.
         scale: Factor.
-        blocking: Size of a program's block.
 
     Raises:
         ValueError: Kernels cannot run on that device.
@@ -135,5 +117,5 @@ def prepare_reduce(
     table = AddressTable(device).refresh(list(inputs))
     divisor = len(inputs) if op == "AVG" else 1
     arguments = (table.data_ptr(), len(inputs), output, elements, double_bits(scale), divisor)
-    programs = -(-elements // blocking.block)
-    return prepared(_table(blocking)[dtype], device, programs, arguments, table)
+    programs = -(-elements // BLOCK)
+    return prepared(_TABLE[dtype], device, programs, arguments, table)

@@ -52,8 +52,7 @@ def require_lists(device: torch.device) -> None:
         RuntimeError: A bit is wrong.
         Exception: Any error of compiling and launching.
     """
-    from fastcoll.kernels.flatten import Flatten
-    from fastcoll.kernels.unflatten import Unflatten
+    from fastcoll.kernels.flatten import Flatten, Unflatten
 
     if device in _works:
         return

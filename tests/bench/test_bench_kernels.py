@@ -71,7 +71,7 @@ def measured(
             kernels, "time_on_host", lambda works, *_, **__: dict.fromkeys(works, summarise([2.5]))
         )
         path = tmp_path / "out" / "record.jsonl"
-        options = argparse.Namespace(rounds=2, sweep=False, seconds=100.0, json=path)
+        options = argparse.Namespace(rounds=2, seconds=100.0, json=path)
         status = kernels._measure(options, [], torch.device("cpu"))
         return status, read_record(path)
 

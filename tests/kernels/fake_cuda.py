@@ -84,10 +84,11 @@ def first_of_each(modules: Sequence[str]) -> Iterator[tuple[Any, Any]]:
 
     from fastcoll.kernels._launch import compile_for, require_parameters
 
+    first: dict[Any, Any] = {}
     for name in modules:
-        configuration = next(
-            iter(importlib.import_module(f"fastcoll.kernels.{name}").configurations())
-        )
+        for configuration in importlib.import_module(f"fastcoll.kernels.{name}").configurations():
+            first.setdefault(configuration.kernel, configuration)
+    for configuration in first.values():
         compiled = compile_for(configuration, GPUTarget("cuda", 90, 32))
         require_parameters(configuration, compiled)
         yield configuration, compiled

@@ -22,6 +22,7 @@ from typing import Any
 
 __all__ = [
     "ARCHITECTURES",
+    "KERNELS",
     "KERNEL_MODULES",
     "RECORDED",
     "Row",
@@ -31,11 +32,11 @@ __all__ = [
     "main",
 ]
 
-KERNEL_MODULES = (
-    *("flatten", "unflatten", "reduce"),
-    *("one_shot", "two_shot", "bucket_all_reduce", "ring"),
-)
+KERNEL_MODULES = ("flatten", "reduce", "one_shot", "two_shot", "bucket_all_reduce", "ring")
 """Modules of fastcoll.kernels that have ``configurations()``."""
+
+KERNELS = (*KERNEL_MODULES, "unflatten")
+"""First words of the configurations' names."""
 
 RECORDED = Path(__file__).with_name("expected_table.json")
 

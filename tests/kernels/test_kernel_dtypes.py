@@ -6,8 +6,7 @@ from kernel_cases import same_numbers
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels.flatten import Flatten
-from fastcoll.kernels.unflatten import Unflatten
+from fastcoll.kernels.flatten import Flatten, Unflatten
 
 NARROW = (torch.bfloat16, torch.float16)
 

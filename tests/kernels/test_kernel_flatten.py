@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from kernel_cases import CASES, SCALES, SIZES, SLOW, at_offset, numbers, same_numbers
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels import flatten, unflatten
-from fastcoll.kernels.flatten import Flatten
-from fastcoll.kernels.unflatten import Unflatten
+from fastcoll.kernels.flatten import Flatten, Unflatten
 
-PAIRS = list(flatten._table(flatten.DEFAULT_BLOCKING))
-BACK = list(unflatten._table(unflatten.DEFAULT_BLOCKING))
+PAIRS = list(Flatten.table)
+BACK = list(Unflatten.table)
 FILLER = 77.0
 
 

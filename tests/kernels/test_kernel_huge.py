@@ -14,12 +14,9 @@ from triton.runtime import interpreter
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import reduce
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._plan import DEFAULT_BLOCKING, double_bits
-from fastcoll.kernels.flatten import Flatten
-from fastcoll.kernels.flatten import _table as flatten_table
-from fastcoll.kernels.unflatten import _table as unflatten_table
+from fastcoll.kernels._plan import BLOCK, double_bits
+from fastcoll.kernels.flatten import Flatten, Unflatten
 
-BLOCK = DEFAULT_BLOCKING.block
 FIRST_PIECE = 2**31 // BLOCK + 7
 HERE = BLOCK + 100  # elements that lie in memory: a whole block and a tail
 SIZE = FIRST_PIECE * BLOCK + HERE
@@ -50,8 +47,8 @@ def test_the_layout_has_such_blocks() -> None:
 def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
     pair = torch.float32, torch.bfloat16
     table, (first, second) = {
-        "flatten": (flatten_table, pair),
-        "unflatten": (unflatten_table, pair[::-1]),
+        "flatten": (Flatten.table, pair),
+        "unflatten": (Unflatten.table, pair[::-1]),
     }[name]
     source = numbers(HERE, first, 1, ordinary=True).to(device)
     target = torch.zeros(HERE, dtype=second, device=device)
@@ -62,7 +59,7 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
         arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits)
     else:
         arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits)
-    prepared(table(DEFAULT_BLOCKING)[first, second], device, 2, arguments)()
+    prepared(table[first, second], device, 2, arguments)()
     assert same_numbers(target, source.to(second))
 
 
@@ -70,7 +67,7 @@ def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     """Interpreted only: its programs count from the start of the buffers."""
     sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True) for seed in (1, 2)]
     target = torch.zeros(HERE, dtype=torch.bfloat16)
-    configuration = reduce._table(DEFAULT_BLOCKING)[torch.bfloat16]
+    configuration = reduce._TABLE[torch.bfloat16]
     inputs = torch.tensor([before(source) for source in sources])
     programs = iter((FIRST_PIECE, FIRST_PIECE + 1))
 

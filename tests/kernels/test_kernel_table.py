@@ -21,7 +21,7 @@ print(*(fault for row in kernel_table.analyse(first, [90]) for fault in row.faul
 
 def test_a_kernel_of_each_kind_compiles_for_hopper() -> None:
     """One configuration each; all parts that kernels share are in these four."""
-    kinds = ("unflatten", "reduce", "one_shot", "ring")
+    kinds = ("flatten", "reduce", "one_shot", "ring")
     done = in_a_process_that_compiles("-c", FIRST_OF_EACH, *kinds)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ""

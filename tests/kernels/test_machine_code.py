@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import triton
 from kernel_cases import in_a_process_that_compiles
-from kernel_table import KERNEL_MODULES, RECORDED
+from kernel_table import KERNELS, RECORDED
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -68,7 +68,7 @@ def compiled(request: pytest.FixtureRequest, table: Path) -> Codes:
 def test_every_configuration_compiles_as_recorded(table: Path) -> None:
     rows = json.loads((table / "rows.json").read_text())["rows"].values()
     assert {row["architecture"] for row in rows} == {80, 90, 100}
-    assert {row["name"].split()[0] for row in rows} == set(KERNEL_MODULES)
+    assert {row["name"].split()[0] for row in rows} == set(KERNELS)
     assert not any(row["spills"] for row in rows)
     assert not [row["name"] for row in rows if row["wide"] and "128" not in row["loads"]]
 

@@ -159,8 +159,7 @@ def _copier(
     target: torch.dtype,
     device: torch.device,
 ) -> Any:
-    from fastcoll.kernels.flatten import Flatten
-    from fastcoll.kernels.unflatten import Unflatten
+    from fastcoll.kernels.flatten import Flatten, Unflatten
 
     made = {"flatten": Flatten, "unflatten": Unflatten}[kernel]
     return made(layout_of(sizes), source, target, device)
