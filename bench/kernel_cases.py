@@ -54,22 +54,17 @@ class Case:
     check: Callable[[], None] = lambda: None
 
 
-def bucketed(shapes: Sequence[Shape], itemsize: int = 4) -> list[list[Shape]]:
+def bucketed(shapes: Sequence[Shape]) -> list[list[Shape]]:
     """Returns the shapes of each of DDP's buckets as they are from the second step on.
 
     They are in reverse order. The first is filled up to 1 MiB, the others up to 25 MiB. In the first step gpt2-medium
     has one more.
     """
-    buckets: list[list[Shape]] = []
-    current: list[Shape] = []
-    filled, limit = 0, _FIRST_BUCKET
-    for shape in reversed(shapes):
-        current.append(shape)
-        filled += math.prod(shape) * itemsize
-        if filled >= limit:
-            buckets.append(current)
-            current, filled, limit = [], 0, _BUCKET
-    return buckets + ([current] if current else [])
+    tensors = [torch.empty(shape, device="meta") for shape in reversed(shapes)]
+    buckets, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(
+        tensors, [_FIRST_BUCKET, _BUCKET], [False] * len(tensors)
+    )
+    return [[tuple(tensors[index].shape) for index in bucket] for bucket in buckets]
 
 
 def _all(works: Sequence[Call]) -> Call:
