@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import gc
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,13 +29,12 @@ from fastcoll._group_backend import this_host
 from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
 from fastcoll.bench import report
-from fastcoll.bench.gpus import describe_gpus
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.record import command_line, describe_run, write_record
 
-__all__ = ["ADAPTERS", "Candidate", "Run", "open_run"]
+__all__ = ["ADAPTERS", "Candidate", "Run", "describe_gpus", "open_run"]
 
 ADAPTERS: Mapping[str, type[Peer]] = {"mpi": MpiPeer}
 """Backends that need a class of their own, by the word of the command line."""
@@ -256,6 +256,39 @@ class Run:
             "left_out": self.left_out,
             "cases": [],
         }
+
+
+def describe_gpus(control: Control, device: torch.device) -> list[dict[str, Any]]:
+    """Gathers all ranks' placements for the record; all ranks call this.
+
+    With different NCCL_HOSTIDs, NCCL treats ranks on one GPU as ranks of several hosts: then results can be verified,
+    but times mean nothing. "peers" counts the GPUs whose memory a GPU can access directly.
+
+    Raises:
+        ValueError: Ranks share a GPU; raised on all ranks.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    count, properties = torch.cuda.device_count(), torch.cuda.get_device_properties(index)
+    others = (other for other in range(count) if other != index)
+    own = {
+        "host": os.environ.get("NCCL_HOSTID") or socket.gethostname(),
+        "gpu": properties.name,
+        "identity": str(getattr(properties, "uuid", index)),
+        "index": index,
+        "gpus": count,
+        "peers": sum(torch.cuda.can_device_access_peer(index, other) for other in others),
+    }
+    ranks = control.all_gather(own)
+    places = [(rank["host"], rank["identity"]) for rank in ranks]
+    for place in dict.fromkeys(places):
+        sharing = [str(number) for number, other in enumerate(places) if other == place]
+        if len(sharing) > 1:
+            raise ValueError(
+                f"expected a GPU for each rank, and ranks {', '.join(sharing)} have the same one of {place[0]}, "
+                f"which NCCL refuses. Start as many ranks a host as it has GPUs: "
+                f"torchrun --nproc-per-node {ranks[int(sharing[0])]['gpus']} -m fastcoll.bench ..."
+            )
+    return ranks
 
 
 @contextlib.contextmanager

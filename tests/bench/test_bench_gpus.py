@@ -8,7 +8,7 @@ import torch
 from world import here
 
 from fastcoll._measure import Control
-from fastcoll.bench.gpus import describe_gpus
+from fastcoll.bench.run import describe_gpus
 
 
 def gathered(gpus: int) -> object:
