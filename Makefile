@@ -7,10 +7,10 @@
 # make build    compile and install into the environment in use
 # make suites   PyTorch's own FSDP, DTensor, checkpoint ... suites on gloo and on fastcoll, SUITES='--suite NAME'; not
 #               part of make test, as it takes long and gets the test files from Debian's source package
-# make mutants  defects made by hand: which tier of the tests finds each
+# make mutants  defects made by hand: which tier of the tests finds each; MUTANTS: options
 # make faults   every fault of tests/fault_list.py with fastcoll, and with gloo beside it
 # make soak     a mixed load for SOAK seconds (600): nothing may grow
-# make model    the shared-memory protocol as a model, checked by spin, and its mutants
+# make model    the shared-memory protocol as a model, checked by spin, and its mutants; MODEL: options
 # make fuzz     FUZZ seconds (60) for each parser of what comes from outside
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
@@ -73,13 +73,11 @@ test-all: $(STAMPS)/test $(STAMPS)/build
 	echo 'SEED=$(SEED)'
 	$(PYTEST) -m '$(if $(AFTER_TEST),(full or hypothesis) and )not gpu' --hypothesis-profile=drawn --hypothesis-seed=$(SEED)
 
-MUTANTS ?=
 mutants: $(STAMPS)/test $(STAMPS)/build
 	'$(PYTHON)' tests/mutants.py $(MUTANTS)
 
 build: $(STAMPS)/build
 
-SUITES ?=
 suites: $(STAMPS)/test $(STAMPS)/build
 	PYTHONPATH=tests:tests/peer '$(PYTHON)' -m torch_suites --json build/torch_suites/suite_outcomes.jsonl $(SUITES)
 
@@ -91,7 +89,6 @@ SOAK ?= 600
 soak: $(STAMPS)/test $(STAMPS)/build
 	FASTCOLL_TEST_SOAK=$(SOAK) '$(PYTHON)' -m pytest -s --timeout=0 tests/faults/soak -k nothing_grows
 
-MODEL ?=
 model: $(ENVIRONMENT)
 	'$(PYTHON)' tests/model/check_model.py $(MODEL)
 
@@ -122,18 +119,18 @@ gpu:
 
 # Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there. torch finds the backend by the
 # entry points beside the package, as if it were installed.
-define gpu_package
+define begin_gpu
+mkdir -p '$(OUT)'
+out=$$(cd '$(OUT)' && pwd)
 '$(PYTHON)' setup.py --quiet build_ext --inplace
 $(MAKE) build/package
 '$(PYTHON)' setup.py --quiet egg_info --egg-base build/package
+cd build/package
+export PYTHONPATH=$$PWD
 endef
 
 gpu-engine:
-	mkdir -p '$(OUT)'
-	out=$$(cd '$(OUT)' && pwd)
-	$(gpu_package)
-	cd build/package
-	export PYTHONPATH=$$PWD
+	$(begin_gpu)
 	status=0
 	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu || status=$$?
 	timeout 60 '$(PYTHON)' -m fastcoll.bench.engine --json "$$out/engine_cuda.jsonl" || status=$$?
@@ -144,21 +141,13 @@ gpu-engine:
 # What surrounds the collectives of a training step, at one rank. There fastcoll would hand lists of tensors to NCCL one
 # by one: by FASTCOLL_ALGO=nccl they go through a bucket, as between several ranks.
 gpu-gradients:
-	mkdir -p '$(OUT)'
-	out=$$(cd '$(OUT)' && pwd)
-	$(gpu_package)
-	cd build/package
-	export PYTHONPATH=$$PWD
+	$(begin_gpu)
 	FASTCOLL_ALGO=nccl timeout 350 '$(PYTHON)' -m fastcoll.bench ddp resnet50 gpt2-medium --device cuda --nproc 1 \
 	    --profile --json "$$out/ddp_cuda_1rank.jsonl" \
 	    --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
 
 gpu-kernels:
-	mkdir -p '$(OUT)'
-	out=$$(cd '$(OUT)' && pwd)
-	$(gpu_package)
-	cd build/package
-	export PYTHONPATH=$$PWD
+	$(begin_gpu)
 	status=0
 	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
 	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --json "$$out/kernels_cuda.jsonl" || status=$$?
@@ -195,8 +184,6 @@ build/frontend/bin/python:
 	$(HOST_PYTHON) -m venv build/frontend
 	$@ -m pip install --disable-pip-version-check --quiet build
 
-TORCHES ?=
-PYTHONS ?=
 wheels:
 	$(HOST_PYTHON) build_backend/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
@@ -206,7 +193,6 @@ peers: $(STAMPS)/build
 
 # HOSTS: --hosts, --per-host, --megabits, --json ..., or -- and arguments of python -m fastcoll.bench, which then runs
 # on these hosts; see python -m fastcoll.bench.hosts --help
-HOSTS ?=
 hosts: $(STAMPS)/build
 	'$(PYTHON)' -m fastcoll.bench.hosts $(HOSTS)
 
@@ -224,7 +210,6 @@ build/docs/.has-requirements: mkdocs-requirements.txt
 	touch $@
 
 # CLIENTS: some of them, and options. Minutes and gigabytes: no part of `make test`.
-CLIENTS ?=
 clients: $(STAMPS)/test $(STAMPS)/build
 	PYTHONPATH=tests/clients '$(PYTHON)' -m client_runs $(CLIENTS)
 
