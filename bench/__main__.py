@@ -1,9 +1,11 @@
-"""``python -m fastcoll.bench``: collectives of several backends side by side; ``ddp``: training steps.
+"""``python -m fastcoll.bench``: backends side by side: collectives, or what the first word names.
 
 python -m fastcoll.bench all_reduce -b 4 -e 64M -f 4 --backend fastcoll,gloo
 torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.jsonl
 mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi     after make peers
 python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
+python -m fastcoll.bench objects
+python -m fastcoll.bench compiled
 torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl -b 1K -e 1G --json result.jsonl
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -21,10 +23,22 @@ from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.run import ADAPTERS, open_run
+from fastcoll.bench.run import ADAPTERS, Run, open_run
 from fastcoll.bench.sweep import sweep
 
 __all__ = ["main", "run_rank"]
+
+
+def _measurement(word: str) -> Callable[[Run], int]:
+    if word == "objects":
+        from fastcoll.bench.objects import compare_objects
+
+        return compare_objects
+    if word == "compiled":  # loads torch's compiler
+        from fastcoll.bench.compiled import compare_compiled
+
+        return compare_compiled
+    return compare_steps if word == "ddp" else sweep
 
 
 def run_rank(arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS) -> int:
@@ -39,7 +53,7 @@ def run_rank(arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS
     """
     options = parse(arguments, MODELS)
     with open_run(options, arguments, adapters) as run:
-        status = compare_steps(run) if options.ddp else sweep(run)
+        status = _measurement(options.word)(run)
         if options.plot and run.rank == 0:
             plot.draw(run.record, options.plot)
     return status

@@ -1,14 +1,12 @@
-"""``python -m fastcoll.bench.compiled``: one token through a compiled transformer with tensor parallelism.
+"""``python -m fastcoll.bench compiled``: one token through a compiled transformer with tensor parallelism.
 
-The model is that of examples/tensor_parallel_generate.py, with its layers split over the ranks. The options are those
-of ``python -m fastcoll.bench``. ``gloo`` and ``fastcoll`` are ``torch.compile`` on groups of these backends, and
-``fastcoll-compile`` is ``fastcoll.compile``. ``(alone)`` is the same graph without its collectives. The difference to
-it is what communication costs.
+The model is that of examples/tensor_parallel_generate.py, with its layers split over the ranks. ``gloo`` and
+``fastcoll`` are ``torch.compile`` on groups of these backends, and ``fastcoll-compile`` is ``fastcoll.compile``.
+``(alone)`` is the same graph without its collectives. The difference to it is what communication costs.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,17 +16,14 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fastcoll._compile import compile
-from fastcoll._launch import run_or_launch
 from fastcoll._measure import Call, take_turn
-from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.record import command_line
-from fastcoll.bench.run import Candidate, Run, open_run
+from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.table import Column, Table
 from fastcoll.examples.tensor_parallel_generate import Transformer, shard
 
-__all__ = ["ALONE", "main", "run_rank"]
+__all__ = ["ALONE", "compare_compiled"]
 
 ALONE = "(alone)"
 
@@ -93,32 +88,15 @@ def _measure(run: Run, advance: Call) -> dict[str, Any]:
     return {**case, "alone": found.pop(ALONE), "backends": found, "unsupported": unsupported}
 
 
-def run_rank(arguments: list[str]) -> int:
-    """Runs one rank, in a process with the environment variables that torchrun sets; returns the exit status."""
+def compare_compiled(run: Run) -> int:
+    """Measures all ways to compile the model, and prints a line for each; returns the exit status."""
     table = Table(Column("by", -16), Column("step, us", 10, 1), Column("over (alone), us", 16, 1))
-    with open_run(_options(arguments), arguments) as run:
-        if run.rank == 0:
-            run.record["command"] = command_line("fastcoll.bench.compiled", arguments)
-        run.say(*table.head())
-        turns = run.plan.turns * (len(run.peers) + 1)
-        with progress_bar("fastcoll.bench.compiled", turns, run.rank == 0) as advance:
-            row = _measure(run, advance)
-        base = row["alone"]["time"]["median"]
-        medians = {name: one["time"]["median"] for name, one in row["backends"].items()}
-        lines = [table.row([name, time, time - base]) for name, time in medians.items()]
-        run.add(row, row["backends"].values(), [table.row([ALONE, base, 0.0]), *lines])
-        return run.finish()
-
-
-def _options(arguments: list[str]) -> Any:
-    return parse(["barrier", "--backend", "fastcoll,fastcoll-compile,gloo", *arguments], ())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one rank if RANK is set, else starts ``--nproc`` ranks; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    return run_or_launch("fastcoll.bench.compiled", run_rank, arguments, _options(arguments).nproc)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run.say(*table.head())
+    turns = run.plan.turns * (len(run.peers) + 1)
+    with progress_bar("fastcoll.bench compiled", turns, run.rank == 0) as advance:
+        row = _measure(run, advance)
+    base = row["alone"]["time"]["median"]
+    medians = {name: one["time"]["median"] for name, one in row["backends"].items()}
+    lines = [table.row([name, time, time - base]) for name, time in medians.items()]
+    run.add(row, row["backends"].values(), [table.row([ALONE, base, 0.0]), *lines])
+    return run.finish()

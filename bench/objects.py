@@ -1,12 +1,11 @@
-"""``python -m fastcoll.bench.objects``: objects by torch's calls, and by fastcoll's communicator.
+"""``python -m fastcoll.bench objects``: objects by torch's calls, and by fastcoll's communicator.
 
-The options are those of ``python -m fastcoll.bench``. ``gloo`` and ``fastcoll`` are torch's calls on these backends,
+``gloo`` and ``fastcoll`` are torch's calls on these backends,
 ``fastcoll-direct`` is the communicator. A broadcast takes the time of the slowest rank.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
@@ -16,16 +15,13 @@ import torch
 import torch.distributed as dist
 
 from fastcoll._communicator import communicator
-from fastcoll._launch import run_or_launch
 from fastcoll._measure import Call, take_turn
-from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.record import command_line
-from fastcoll.bench.run import Candidate, Run, open_run
+from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.table import Column, Table
 
-__all__ = ["CALLS", "OBJECTS", "main", "run_rank"]
+__all__ = ["CALLS", "OBJECTS", "compare_objects"]
 
 OBJECTS: Mapping[str, Callable[[], Any]] = {
     "dict of 1 KB": lambda: {str(number): float(number) for number in range(64)},
@@ -80,37 +76,20 @@ def _measure_case(run: Run, name: str, kind: str, advance: Call) -> dict[str, An
     return {**case, "backends": found, "unsupported": unsupported}
 
 
-def run_rank(arguments: list[str]) -> int:
-    """Runs one rank, in a process with the environment variables that torchrun sets; returns the exit status."""
+def compare_objects(run: Run) -> int:
+    """Measures all calls with all objects, and prints a line for each backend; returns the exit status."""
     table = Table(
         Column("call", -20), Column("object", -16), Column("by", -16), Column("us", 10, 1)
     )
-    with open_run(_options(arguments), arguments) as run:
-        if run.rank == 0:
-            run.record["command"] = command_line("fastcoll.bench.objects", arguments)
-        run.say(*table.head())
-        turns = len(CALLS) * len(OBJECTS) * run.plan.turns * len(run.peers)
-        with progress_bar("fastcoll.bench.objects", turns, run.rank == 0) as advance:
-            for name in CALLS:
-                for kind in OBJECTS:
-                    row = _measure_case(run, name, kind, advance)
-                    lines = [
-                        table.row([row["collective"], kind, backend, one["time"]["median"]])
-                        for backend, one in row["backends"].items()
-                    ]
-                    run.add(row, row["backends"].values(), lines)
-        return run.finish()
-
-
-def _options(arguments: list[str]) -> Any:
-    return parse(["barrier", "--backend", "fastcoll,fastcoll-direct,gloo", *arguments], ())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one rank if RANK is set, else starts ``--nproc`` ranks; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    return run_or_launch("fastcoll.bench.objects", run_rank, arguments, _options(arguments).nproc)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run.say(*table.head())
+    turns = len(CALLS) * len(OBJECTS) * run.plan.turns * len(run.peers)
+    with progress_bar("fastcoll.bench objects", turns, run.rank == 0) as advance:
+        for name in CALLS:
+            for kind in OBJECTS:
+                row = _measure_case(run, name, kind, advance)
+                lines = [
+                    table.row([row["collective"], kind, backend, one["time"]["median"]])
+                    for backend, one in row["backends"].items()
+                ]
+                run.add(row, row["backends"].values(), lines)
+    return run.finish()

@@ -11,7 +11,7 @@ import torch
 
 from fastcoll.bench.collectives import COLLECTIVES
 
-__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "parse", "parse_size", "size_text", "sizes"]
+__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "WORDS", "parse", "parse_size", "size_text", "sizes"]
 
 DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8,
@@ -26,7 +26,19 @@ DTYPES: dict[str, torch.dtype] = {
 MOST_ATTEMPTS = 20
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
-_BACKENDS = {"cpu": "fastcoll,gloo", "cuda": "fastcoll,nccl"}
+_BACKENDS = {
+    "cpu": "fastcoll,gloo",
+    "cuda": "fastcoll,nccl",
+    "objects": "fastcoll,fastcoll-direct,gloo",
+    "compiled": "fastcoll,fastcoll-compile,gloo",
+}
+WORDS = {
+    "": "Times collectives of several backends side by side. Other first words: ddp, objects, compiled.",
+    "ddp": "What DistributedDataParallel adds to a training step.",
+    "objects": "Objects by torch's calls, and by fastcoll's communicator.",
+    "compiled": "A token through a compiled transformer with tensor parallelism.",
+}
+"""What is measured, by the first word of the command line; "": collectives."""
 
 
 def parse_size(text: str) -> int:
@@ -91,21 +103,22 @@ def _number(kind: type, least: float) -> Any:
     return convert
 
 
-def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
+def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench" + (" ddp" if ddp else ""),
-        description="What DistributedDataParallel adds to a training step."
-        if ddp
-        else "Times collectives of several backends side by side; `ddp` as first word: whole steps.",
+        prog=f"python -m fastcoll.bench {word}".rstrip(),
+        description=WORDS[word],
         epilog="The ranks are started here, or by torchrun -m fastcoll.bench. Exit status: 1 if a result is "
         "wrong, 2 if nothing could be measured.",
     )
-    add = parser.add_argument
+    ddp, add = word == "ddp", parser.add_argument
     natural, positive, at_least = _number(int, 0), _number(int, 1), partial(_number, float)
     # fmt: off
-    add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
+    if names:
+        add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
+        add("-d", "--datatype", dest="dtypes", type=partial(_words, DTYPES), default="float",
+            help=f"comma-separated: {', '.join(DTYPES)}, all (float)")
     add("--backend", dest="backends", type=partial(_words, ()),
-        help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)"
+        help=f"comma-separated (default: {_BACKENDS.get(word) or 'fastcoll,gloo; with --device cuda fastcoll,nccl'})"
         + ("; unreduced: DDP alone, without any reduction" if ddp else ""))
     add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device of the buffers (cpu)")
@@ -116,8 +129,6 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         help="untimed calls at the start of each round (%(default)s)")
     add("-c", "--check", type=natural, default=1,
         help="verified calls before, and again after, the timed ones; 0: none (1)")
-    add("-d", "--datatype", dest="dtypes", type=partial(_words, DTYPES), default="float",
-        help=f"comma-separated: {', '.join(DTYPES)}, all (float)")
     add("--turn-ms", type=at_least(0), default=2.0,
         help="fast calls are made more often, to fill this time in each round (%(default)s)")
     add("--quiet", type=at_least(0), metavar="PERCENT",
@@ -125,8 +136,9 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--seed", type=natural, default=1, help="of the verified data (1)")
     add("--timeout", type=at_least(1), default=120.0, help="limit of a call, in seconds (120)")
     add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
-    if ddp:
+    if word:
         parser.set_defaults(root=0, plot=None)
+    if ddp:
         add("--gflop", type=at_least(0), default=0.0,
             help="arithmetic of an emulated backward pass, which communication may overlap (0)")
         add("--keep-gradients", action="store_true",
@@ -134,6 +146,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
             "in DDP's buckets (gradient_as_bucket_view=True)")
         add("--profile", action="store_true",
             help="also report, by torch.profiler, what each step launches beside its collectives")
+    if word:
         return parser
     add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")
@@ -153,24 +166,27 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     """Reads the command line; argparse ends the process if it is wrong.
 
     Args:
-        arguments: Arguments without the program's name; ``ddp`` as the first word selects whole steps.
+        arguments: Arguments without the program's name; the first may be one of ``WORDS``.
         models: Names of the models of ``ddp``; the first two are its default, because the others take long.
 
     Returns:
-        The long flags, with lists as tuples ``names``, ``backends``, ``dtypes`` and ``ops``, and whether it is ``ddp``.
+        The long flags, with lists as tuples ``names``, ``backends``, ``dtypes`` and ``ops``, and the first ``word``.
     """
-    ddp = arguments[:1] == ["ddp"]
-    names = tuple(models) if ddp else tuple(COLLECTIVES)
-    parser = _parser(ddp, names)
-    options = parser.parse_args(arguments[1:] if ddp else arguments)
-    options.ddp = ddp
+    word = arguments[0] if arguments and arguments[0] in WORDS else ""
+    names = {"": tuple(COLLECTIVES), "ddp": tuple(models)}.get(word, ())
+    parser = _parser(word, names)
+    options = parser.parse_args(arguments[1:] if word else arguments)
+    options.word = word
+    default = _BACKENDS.get(word, _BACKENDS[options.device])
+    options.backends = options.backends or _words((), default)
+    if not names:
+        return options
     try:
-        default = names[:2] if ddp else ("all_reduce",)
-        options.names = _words(names, ",".join(options.names or default))
+        chosen = options.names or (names[:2] if word else ("all_reduce",))
+        options.names = _words(names, ",".join(chosen))
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    options.backends = options.backends or _words((), _BACKENDS[options.device])
-    if ddp:
+    if word:
         if not all(DTYPES[dtype].is_floating_point for dtype in options.dtypes):
             parser.error("gradients are of a floating type")
         return options

@@ -7,6 +7,7 @@ import pytest
 from backend import beyond_gloo
 from bench_ranks import FEW, run_on
 
+from fastcoll.bench import __main__ as bench
 from fastcoll.bench import objects
 
 pytestmark = [beyond_gloo("it measures both backends by itself"), pytest.mark.full]
@@ -14,10 +15,10 @@ pytestmark = [beyond_gloo("it measures both backends by itself"), pytest.mark.fu
 
 def test_a_short_run(world, tmp_path):
     path = tmp_path / "record.jsonl"
-    ended = run_on(world, 2, *FEW, "--json", path, module="fastcoll.bench.objects")
+    ended = run_on(world, 2, "objects", *FEW, "--json", path)
     assert ended.status == 0, ended
     head, *cases = map(json.loads, path.read_text().splitlines())
-    assert head["command"].startswith("python -m fastcoll.bench.objects -n 1")
+    assert head["command"].startswith("python -m fastcoll.bench objects -n 1")
     assert len(cases) == 10
     for case in cases:
         assert set(case["backends"]) == {"fastcoll", "fastcoll-direct", "gloo"}
@@ -28,10 +29,10 @@ def test_a_short_run(world, tmp_path):
 def run_rank(arguments):
     """Be one rank that takes every object for wrong."""
     with mock.patch.object(objects, "_equal", lambda one, other: False):
-        return objects.run_rank(arguments)
+        return bench.run_rank(arguments)
 
 
 def test_a_wrong_object_is_counted(world):
-    ended = run_on(world, 2, *FEW, "--backend", "fastcoll-direct", module=__name__)
+    ended = run_on(world, 2, "objects", *FEW, "--backend", "fastcoll-direct", module=__name__)
     assert ended.status == 1
     assert "wrong elements: 20" in ended.stdout or "wrong elements: 40" in ended.stdout, ended

@@ -71,8 +71,10 @@ def test_defaults() -> None:
     assert parse(["--device", "cuda"]).backends == ("fastcoll", "nccl")
     assert len(parse(["all"]).names) == 10
     steps = parse(["ddp"], MODELS)
-    assert steps.ddp
+    assert steps.word == "ddp"
     assert steps.names == ("resnet50", "mlp")
+    assert parse(["objects"]).backends == ("fastcoll", "fastcoll-direct", "gloo")
+    assert parse(["compiled", "-n", "7"]).backends == ("fastcoll", "fastcoll-compile", "gloo")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_defaults() -> None:
         "--backend gloo,",
         "ddp -d int8",
         "ddp -b 4",
+        "objects all_gather",
     ],
 )
 def test_wrong_flags_end_with_status_2(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
