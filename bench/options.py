@@ -155,8 +155,6 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
         help=f"comma-separated: {', '.join(OPS)}, all (sum)")
     add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
     add("--baseline", metavar="BACKEND", help="of the ratios (the slowest backend of each size)")
-    add("--wide", action="store_true",
-        help="more columns: quartiles, ratios by minima, others' load")
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     # fmt: on
     return parser

@@ -8,32 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
+from fastcoll.bench.record import medians
 from fastcoll.bench.table import Column, Table, times_text
 
 __all__ = ["SweepTable", "closing", "heading"]
 
-_COLUMNS = (
+_TABLE = Table(
     Column("size", 11, unit="(B)"),
-    Column("count", 11, unit="(elements)"),
     Column("type", 9),
     Column("redop", 6),
     Column("backend", 15),
     Column("time", 9, unit="(us)"),
-    Column("q1", 9, unit="(us)"),
-    Column("q3", 9, unit="(us)"),
     Column("min", 9, unit="(us)"),
     Column("algbw", 7, unit="(GB/s)"),
     Column("busbw", 7, unit="(GB/s)"),
     Column("#wrong", 6),
     Column("ratio", 7),
-    Column("ratio", 7, unit="of min"),
     Column("lead", 7),
-    Column("lead", 7, unit="of min"),
     Column("floor", 9, unit="(us)"),
-    Column("/floor", 7),
-    Column("others", 6, 0, "(cpu%)"),
 )
-_WIDE = (1, 6, 7, 13, 15, 17, 18)  # the columns that only --wide shows
 _LEGEND = (
     "time: median over calls; ratio: times faster than {baseline} of the size; lead: than the fastest other library; "
     "floor: memory's part"
@@ -49,19 +42,13 @@ class SweepTable:
         among: Backends to compare with; the others are shown only.
         libraries: The library of each backend; a lead is over another library.
         baseline: Backend to compute ratios with; None: the slowest of the case.
-        wide: Whether to show all columns.
     """
 
     world_size: int
     among: Collection[str]
     libraries: Mapping[str, str]
     baseline: str | None = None
-    wide: bool = False
     _bandwidths: dict[str, list[float]] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self._shown = [i for i in range(len(_COLUMNS)) if self.wide or i not in _WIDE]
-        self._table = Table(*(_COLUMNS[i] for i in self._shown))
 
     @property
     def legend(self) -> str:
@@ -70,7 +57,7 @@ class SweepTable:
 
     def head(self, collective: str) -> list[str]:
         """Returns the two lines of column titles, after the collective's name."""
-        return [f"# {collective}", *(f"#{line[1:]}" for line in self._table.head())]
+        return [f"# {collective}", *(f"#{line[1:]}" for line in _TABLE.head())]
 
     def rows(self, case: dict[str, Any]) -> list[str]:
         """Returns a line for each backend of a case, and one for each backend that cannot do it."""
@@ -83,40 +70,32 @@ class SweepTable:
             )
             if case["size"]:
                 self._bandwidths.setdefault(name, []).append(bandwidth[1])
-            ratio, lead, over_floor = self.compare(case, name, "median")
-            ratio_of_min, lead_of_min, _ = self.compare(case, name, "minimum")
             cells = [
-                *(case["size"], case["count"], case["dtype"], case["op"], name),
-                *(_time(time[key]) for key in ("median", "lower", "upper", "minimum")),
+                *(case["size"], case["dtype"], case["op"], name),
+                *(_time(time[key]) for key in ("median", "minimum")),
                 *bandwidth,
                 "N/A" if wrong is None else wrong,
-                *map(times_text, (ratio, ratio_of_min, lead, lead_of_min)),
-                *(floor, times_text(over_floor), case["other_processes_percent"]),
+                *map(times_text, self.compare(case, name)),
+                floor,
             ]
-            lines.append(self._table.row([cells[i] for i in self._shown]))
+            lines.append(_TABLE.row(cells))
         for name, why in case["unsupported"].items():
             lines.append(f"# {case['size']} B: {name} cannot do this: {why}")
         return lines
 
-    def compare(
-        self, case: dict[str, Any], name: str, key: str
-    ) -> tuple[float | None, float | None, float | None]:
-        """Compares a backend with others by the median, or another key of its times.
+    def compare(self, case: dict[str, Any], name: str) -> tuple[float | None, float | None]:
+        """Compares a backend with others by the median.
 
         Returns:
-            The baseline's time over its own; the time of the fastest backend of another library over its own (below
-            1: slower); and its own time over that of the floor. None if there is nothing to compare with.
+            The baseline's time over its own; and the time of the fastest backend of another library over its own
+            (below 1: slower). None if there is nothing to compare with.
         """
-        rows = {each: backend["time"] for each, backend in case["backends"].items()}
-        own, library = rows[name][key], self.libraries.get(name, name)
+        rows = medians(case)
+        own, library = rows[name], self.libraries.get(name, name)
         compared = [each for each in rows if each in self.among] or list(rows)
-        baseline = self.baseline or max(compared, key=lambda each: rows[each]["median"])
-        others = [rows[each][key] for each in compared if self.libraries.get(each, each) != library]
-        return (
-            _over(rows[baseline][key] if baseline in rows else None, own),
-            _over(min(others, default=None), own),
-            _over(own, case["floor"]["time"][key] if case["floor"] else None),
-        )
+        baseline = self.baseline or max(compared, key=lambda each: rows[each])
+        others = [rows[each] for each in compared if self.libraries.get(each, each) != library]
+        return _over(rows.get(baseline), own), _over(min(others, default=None), own)
 
     def averages(self) -> list[str]:
         """Returns the line of average bus bandwidths over the cases shown, as nccl-tests prints it."""

@@ -92,7 +92,6 @@ def sweep(run: Run) -> int:
         [peer.name for peer in run.peers if peer.delivers],
         {peer.name: peer.library for peer in run.peers},
         options.baseline,
-        options.wide,
     )
     run.say(*report.heading(run.record, table.legend))
     with progress_bar("fastcoll.bench", turns, run.rank == 0) as advance:
