@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["AddressTable", "BucketLayout", "address_table", "require_apart"]
+__all__ = ["BucketLayout", "address_table", "require_apart"]
 
 
 def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:
@@ -189,14 +189,3 @@ def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) 
 def address_table(addresses: Sequence[int], device: torch.device) -> Tensor:
     """Returns an int64 table of addresses, for kernels on the current stream; keep it until they are launched."""
     return _copied(torch.tensor(addresses, dtype=torch.int64), device)
-
-
-class AddressTable:
-    """``address_table`` for a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def refresh(self, addresses: Sequence[int]) -> Tensor:
-        """Returns a new table."""
-        return address_table(addresses, self._device)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import AddressTable, BucketLayout
+from fastcoll.buckets import BucketLayout, address_table
 from fastcoll.kernels._arithmetic import factor_of
 from fastcoll.kernels._blocks import element_address, is_wide, load, locate, store
 from fastcoll.kernels._configuration import Configuration
@@ -134,11 +134,10 @@ class _Move:
             layout.device_sizes(device).data_ptr(),
         )
         self._offsets = layout.byte_offsets(wire, device).data_ptr()
-        self._addresses = AddressTable(device)
 
     def _row(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns a table of the tensors' addresses on the device."""
-        return self._addresses.refresh([tensor.data_ptr() for tensor in tensors])
+        return address_table([tensor.data_ptr() for tensor in tensors], self._device)
 
     def _prepared(self, places: tuple[int, ...], scale: float, row: Tensor, **at: int) -> C.Launch:
         """Returns the launch; `at`: the index of the address table among the kernel's arguments."""

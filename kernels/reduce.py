@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastcoll.buckets import AddressTable
+from fastcoll.buckets import address_table
 from fastcoll.kernels._arithmetic import averager, factor_of, finish
 from fastcoll.kernels._blocks import is_wide, load, store
 from fastcoll.kernels._configuration import Configuration
@@ -114,7 +114,7 @@ def prepare_reduce(
     Raises:
         ValueError: Kernels cannot run on that device.
     """
-    table = AddressTable(device).refresh(list(inputs))
+    table = address_table(inputs, device)
     divisor = len(inputs) if op == "AVG" else 1
     arguments = (table.data_ptr(), len(inputs), output, elements, double_bits(scale), divisor)
     programs = -(-elements // BLOCK)
