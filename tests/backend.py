@@ -6,19 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "BACKEND",
-    "IS_GLOO",
-    "TORCH",
-    "all_gather_single",
-    "backend_of",
-    "beyond_gloo",
-    "name_of",
-    "reduce_scatter_single",
-    "shared_bytes",
-    "since",
-]
-
 BACKEND = os.environ.get("FASTCOLL_TEST_BACKEND", "fastcoll")
 """Name for ``init_process_group``: ``fastcoll``, or ``gloo`` to check the tests themselves."""
 

@@ -12,8 +12,6 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["main", "repaired"]
-
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r'<a ([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
 _FILE = re.compile(r'(?:src|srcset)="([^"]*)"')

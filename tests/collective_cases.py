@@ -36,21 +36,6 @@ from torch import Tensor
 
 import fastcoll
 
-__all__ = [
-    "MOVED",
-    "MOVING",
-    "REDUCED",
-    "REDUCING",
-    "STACKING",
-    "Case",
-    "Runner",
-    "collectives",
-    "nccl_pairs",
-    "operations",
-    "run",
-    "run_all",
-]
-
 REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single"]
 MOVING = ["broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all",
           "all_to_all_single", "ring"]  # fmt: skip

@@ -8,8 +8,6 @@ from torch import Tensor
 
 import fastcoll
 
-__all__ = ["OPERATORS", "ROOTED", "call_direct", "call_operator"]
-
 COMMUNICATOR = {
     f"{name}_{suffix}": name
     for name in ("all_gather", "reduce_scatter", "all_to_all", "gather")

@@ -3,8 +3,6 @@
 import torch
 import torch.distributed as dist
 
-__all__ = ["OPS", "all_reduce", "inputs_of", "reduces_of", "together"]
-
 OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
 """Names of torch's operations in the kernels and their oracle."""
 

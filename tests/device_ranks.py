@@ -11,20 +11,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-__all__ = [
-    "DEVICE",
-    "build",
-    "build_stand_in",
-    "called",
-    "fault_of",
-    "has_failed",
-    "in_order",
-    "inject",
-    "prepare",
-    "stand_in",
-    "until",
-]
-
 DEVICE = "recording"
 
 

@@ -5,8 +5,6 @@ Mark a test, or one of its parameters, with the number of its fault: ``@plays(7)
 
 import pytest
 
-__all__ = ["FAULTS", "OF_FASTCOLL_ALONE", "plays"]
-
 FAULTS = {
     # number: (what happens, what must be true then)
     1: ("SIGKILL in the middle of an all_reduce", "an error that names the rank, 0.25 s"),

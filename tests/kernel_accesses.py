@@ -15,8 +15,6 @@ import recording_device
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-__all__ = ["adopt", "forget", "install"]
-
 _Range = tuple[int, int]
 
 _launched = threading.local()  # accesses: those of this thread's running kernel

@@ -23,17 +23,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Ended",
-    "Launcher",
-    "LauncherFailed",
-    "Process",
-    "close_default",
-    "default",
-    "dump_stacks",
-    "ending",
-]
-
 TORCH = ("torch", "torch.testing", "torch.utils.data", "pytest")
 """Modules that test modules import; loading takes a second."""
 

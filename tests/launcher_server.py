@@ -22,8 +22,6 @@ import sys
 from multiprocessing import connection
 from typing import Any
 
-__all__: list[str] = []
-
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["DENSE", "FLAT", "LAYOUTS", "gaps_untouched", "laid_out"]
-
 FLAT = ["contiguous", "offset", "last_offset"]
 DENSE = [*FLAT, "transposed"]
 LAYOUTS = [*DENSE, "step", "rows", "transposed_step"]

@@ -16,17 +16,6 @@ import pytest
 
 from fastcoll.bench import namespaces
 
-__all__ = [
-    "NOBODY",
-    "enter_network",
-    "memory_limit",
-    "own_namespaces",
-    "own_process_ids",
-    "refuse_calls",
-    "remount_shared_memory",
-    "two_networks",
-]
-
 NOBODY = 65534
 
 CLONE_NEWNS = 0x00020000

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["on_ranks", "pytest_pyfunc_call"]
-
 
 class on_ranks(list[pytest.MarkDecorator]):
     """A decorator, or the ``pytestmark`` of a module whose tests all run on ranks.

@@ -14,24 +14,6 @@ import torch.distributed as dist
 from backend import IS_GLOO
 from torch import Tensor
 
-__all__ = [
-    "BITWISE",
-    "COMPLEX",
-    "FLOAT8",
-    "FLOATS",
-    "GLOO_REDUCES",
-    "INTEGERS",
-    "OPS",
-    "allows",
-    "assert_alike",
-    "assert_reduced",
-    "assert_same",
-    "bits",
-    "reduce_op",
-    "reduced",
-    "sample",
-]
-
 FLOATS = [torch.half, torch.bfloat16, torch.float, torch.double]
 COMPLEX = [torch.complex64, torch.complex128]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]

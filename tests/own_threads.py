@@ -4,8 +4,6 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["thread_names"]
-
 
 def thread_names() -> list[str]:
     """Return the name of each thread; a thread that ends meanwhile is left out."""

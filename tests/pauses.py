@@ -8,8 +8,6 @@ run in other processes.
 import threading
 import time
 
-__all__ = ["Pauses"]
-
 STEP = 0.05
 """Seconds of each sleep."""
 

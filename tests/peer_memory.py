@@ -16,9 +16,7 @@ from typing import Any
 import device_ranks
 import recording_device
 import torch
-from device_calls import reduces_of
-
-__all__ = ["DEVICE", "SharedFiles", "prepare", "reduces_of", "table_of"]
+from device_calls import reduces_of as reduces_of
 
 DEVICE = "recording:0"
 

@@ -13,8 +13,6 @@ import pytest
 from _pytest.mark.expression import Expression
 from pauses import Pauses
 
-__all__ = ["LIMIT", "SKIPS", "TOOLS", "bound", "is_gpu_run", "slack", "watch_pauses"]
-
 LIMIT = 5.0
 """Seconds that an item not marked ``full`` may take on an idle machine."""
 

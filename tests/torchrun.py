@@ -14,8 +14,6 @@ from backend import BACKEND
 
 from fastcoll.bench.namespaces import INTERFACE, Cluster
 
-__all__ = ["torchrun"]
-
 SCRIPTS = Path(__file__).parent / "features" / "scripts"
 
 

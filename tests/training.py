@@ -9,27 +9,6 @@ import torch.distributed as dist
 from oracle import assert_alike, bits
 from torch import Tensor, nn
 
-__all__ = [
-    "Branches",
-    "Given",
-    "assert_gradients",
-    "assert_like",
-    "assert_replicated",
-    "assert_same",
-    "backward_alone",
-    "batch",
-    "full",
-    "loss_by_turns",
-    "loss_of",
-    "network",
-    "parameters_of",
-    "sgd",
-    "sharded",
-    "train",
-    "train_alone",
-    "trained",
-]
-
 INPUTS, CLASSES, ROWS = 12, 5, 20
 
 

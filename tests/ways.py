@@ -8,8 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
-__all__ = ["ALL_WAYS", "WAYS", "hooked", "stock", "synchronized"]
-
 OWN = ("wire_dtype", "average", "gradient_norm", "overlap")
 """Options of the hook; all others are DDP's."""
 

@@ -24,8 +24,6 @@ import torch.distributed as dist
 from backend import BACKEND
 from world_rank import Call, Function, here, serve
 
-__all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here", "init_group"]
-
 DEADLINE = 90.0
 """Seconds that a call may take."""
 

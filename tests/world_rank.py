@@ -18,8 +18,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUP_TIMEOUT", "Call", "Function", "Here", "here", "serve"]
-
 GROUP_TIMEOUT = timedelta(seconds=60)
 """Timeout of the groups, below the deadline of a call, so that a hang shows the backend's error."""
 

@@ -12,8 +12,6 @@ from world import Worlds, here
 
 from fastcoll._launch import rank_variables
 
-__all__ = ["FEW", "SHORT", "Ended", "as_one_rank", "run_on"]
-
 FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 SHORT = (
     *("-b", "4", "-e", "64K", "-f", "16384"),

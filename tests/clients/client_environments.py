@@ -12,8 +12,6 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["ROOT", "extensions", "install", "python"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = ROOT / ".clients"
 _STAMP = "installed.json"

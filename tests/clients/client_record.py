@@ -5,8 +5,6 @@ import math
 import statistics
 from typing import Any
 
-__all__ = ["bound", "compared", "has_result", "parsed"]
-
 _MARK = "CLIENT "
 _KEYS = ("losses", "step_seconds", "steps", "ranks", "served_by", "versions")
 

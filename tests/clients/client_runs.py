@@ -20,8 +20,6 @@ import client_environments
 from client_record import compared, has_result, parsed
 from clients import CLIENTS, ENVIRONMENTS, PREPARED, Client
 
-__all__ = ["main"]
-
 _RECORD = Path(__file__).resolve().parents[2] / "bench" / "results" / "clients_cpu.jsonl"
 _TRAININGS = Path(__file__).parent / "trainings"
 _DEADLINE = 600.0

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CLIENTS", "ENVIRONMENTS", "PREPARED", "Client"]
-
 DEFAULT = "FASTCOLL_DEFAULT=1"
 REPLACE = "FASTCOLL_REPLACE=gloo"
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from suite_rules import bound
 from world import here
 
-__all__ = ["await_word", "eventually", "say"]
-
 
 def say(word: str) -> None:
     """Let the other ranks go on that await this word."""

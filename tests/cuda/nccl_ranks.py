@@ -21,19 +21,6 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_init import create_communicator
 
-__all__ = [
-    "CPU",
-    "Tensors",
-    "cleared",
-    "communicator",
-    "create",
-    "engine_of",
-    "on_stand_in",
-    "prepare",
-    "stand_in",
-    "store",
-]
-
 CPU = torch.device("cpu")
 
 

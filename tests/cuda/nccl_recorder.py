@@ -6,8 +6,6 @@ from typing import Any
 
 from fastcoll._load import C
 
-__all__ = ["RecordedNccl"]
-
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _REDUCTION = [_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER]
 _ARGUMENTS = {

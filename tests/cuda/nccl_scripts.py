@@ -4,6 +4,4 @@ from collections.abc import Callable
 
 from launcher import Ended
 
-__all__ = ["Ended", "Script"]
-
 Script = Callable[..., Ended]

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from collective_cases import Case, run
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-__all__ = ["BETWEEN", "CASES", "DEVICE"]
-
 DEVICE = os.environ.get("FASTCOLL_TEST_DEVICE", "recording:0")
 """Set where ranks are started."""
 

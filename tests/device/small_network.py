@@ -6,8 +6,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["expected_parameters", "network", "sharded", "train"]
-
 
 def network():
     torch.manual_seed(0)

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["SONAME", "build"]
-
 FOLDER = Path(__file__).resolve().parent
 TARGET = FOLDER.parents[1] / "build" / "fake_nccl"
 SONAME = "libnccl.so.2"

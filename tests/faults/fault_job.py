@@ -25,8 +25,6 @@ from launcher import Launcher, Process, dump_stacks
 from suite_rules import slack
 from world_rank import Function
 
-__all__ = ["DEADLINE", "Job", "JobFailed", "Jobs", "Launcher"]
-
 DEADLINE = 60.0 if slack() > 1.0 else 12.0
 """Seconds to wait for what a rank is to say, far above every bound that a test asserts."""
 

@@ -23,8 +23,6 @@ from backend import BACKEND
 from own_threads import thread_names
 from world_rank import Function
 
-__all__ = ["Call", "Fault", "Footprint", "Rank", "catch", "footprint", "run"]
-
 PATIENT = 120.0
 """Timeout of groups in seconds, far above every bound: what comes sooner was noticed."""
 

@@ -28,8 +28,6 @@ from in_time import TooSlow, notes
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["main", "numbers", "verdict"]
-
 TESTS = Path(__file__).resolve().parents[1]
 FILE, CHOSEN = "FASTCOLL_FAULTS_FILE", "FASTCOLL_FAULTS"
 

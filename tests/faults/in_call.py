@@ -11,8 +11,6 @@ from fault_rank import Rank
 
 import fastcoll.trace
 
-__all__ = ["others_first", "soon", "tell_in_call"]
-
 
 def tell_in_call(rank: Rank, calls: int = 1) -> None:
     """Tell the test "in call" when this process has begun so many collectives and messages more.

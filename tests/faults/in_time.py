@@ -3,9 +3,6 @@
 from fault_rank import Fault
 from suite_rules import bound, slack
 
-__all__ = ["TooSlow", "assert_raised", "cause", "in_time", "notes"]
-
-
 notes: list[tuple[float, str]] = []
 """How many seconds something took in the running test, and the error that came; cleared before the next."""
 

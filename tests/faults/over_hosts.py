@@ -2,8 +2,6 @@
 
 import pytest
 
-__all__ = ["APART", "apart", "over_hosts"]
-
 APART = 64
 """Hosts, far more than ranks: each rank is alone, so that Gloo's sockets set the pace."""
 

@@ -10,24 +10,6 @@ from fault_rank import Fault, Rank, catch
 
 import fastcoll
 
-__all__ = [
-    "WRONG",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_async",
-    "all_reduce_with_communicator",
-    "all_reduce_with_operator",
-    "all_reduce_with_plan",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "reduce_scatter",
-    "repeated",
-    "swap",
-    "transport",
-    "works",
-]
-
 WRONG = "a wrong result was returned as success"
 
 

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from backend import TORCH, all_gather_single, reduce_scatter_single
 from torch.distributed.flight_recorder.fr_trace import main as torchfrtrace
 
-__all__ = ["ask_torch", "every_kind"]
-
 
 def ask_torch(folder: Path, output: Path) -> tuple[list[str], list[object]]:
     """Return what torchfrtrace prints of dumps t_<rank>, and the collectives that it matched."""

@@ -4,8 +4,6 @@ import os
 
 import torch
 
-__all__ = ["own_host"]
-
 
 def own_host() -> None:
     """Before NCCL reads it: it takes several ranks on one GPU only where they say that they are on several hosts."""

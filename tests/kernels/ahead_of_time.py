@@ -15,8 +15,6 @@ from triton.compiler import ASTSource
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._launch import options_of, source_of
 
-__all__ = ["compile_for_each"]
-
 
 class _SharedSource(ASTSource):  # type: ignore[misc]
     """The source of a kernel, which is translated to Triton's intermediate language for the first target only.

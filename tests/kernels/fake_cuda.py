@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Driver", "described", "first_of_each"]
-
 _NUMBERS = {"i32": (4, 7), "i64": (8, (1 << 40) + 3)}
 STREAM = 0x5EED
 

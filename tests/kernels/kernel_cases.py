@@ -10,17 +10,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-__all__ = [
-    "CASES",
-    "SCALES",
-    "SIZES",
-    "SLOW",
-    "at_offset",
-    "in_a_process_that_compiles",
-    "numbers",
-    "same_numbers",
-]
-
 SLOW = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

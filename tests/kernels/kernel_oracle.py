@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
 
-__all__ = ["all_reduce", "flatten", "ring_reduce_scatter", "unflatten"]
-
 _GRAIN = 16
 
 

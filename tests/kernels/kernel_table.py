@@ -20,18 +20,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "ARCHITECTURES",
-    "KERNELS",
-    "KERNEL_MODULES",
-    "RECORDED",
-    "Row",
-    "analyse",
-    "collect",
-    "compare",
-    "main",
-]
-
 KERNEL_MODULES = ("flatten", "reduce", "one_shot", "two_shot", "bucket_all_reduce", "ring")
 """Modules of fastcoll.kernels that have ``configurations()``."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import triton
 
-__all__ = ["disassemble", "resources", "spill_instructions", "widest", "widths"]
-
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?);", re.MULTILINE)
 _BRANCH = re.compile(r"\b(?:BRA|BRX|JMP|EXIT|RET)\b")
 _TARGET = re.compile(r"\b(?:BRA|JMP|BSSY|BSSY\.RECONVERGENT)\b.*?\b0x([0-9a-f]+)\s*$")

@@ -15,23 +15,6 @@ import kernel_oracle
 import torch
 from world import here
 
-__all__ = [
-    "DEVICE_SPINS",
-    "SPINS",
-    "Call",
-    "Case",
-    "assert_same",
-    "barrier",
-    "buffers_on",
-    "fault_of",
-    "here",
-    "mapped",
-    "open_buffers",
-    "play",
-    "prepare",
-    "values_of",
-]
-
 SPINS = 100_000
 """Polls before a wait gives up: more than a minute of the interpreter."""
 

@@ -13,8 +13,6 @@ import numpy
 import triton
 from triton.runtime import interpreter
 
-__all__ = ["dawdle", "install", "polls"]
-
 dawdle = [0.0]
 """Seconds that this process waits after each poll, as a slow rank."""
 

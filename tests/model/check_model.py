@@ -16,8 +16,6 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["MODELS", "MUTANTS", "Found", "Missing", "check", "main"]
-
 MODEL = Path(__file__).with_name("segment_stream.pml")
 
 LIMIT = 600.0

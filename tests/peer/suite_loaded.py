@@ -23,8 +23,6 @@ os.environ.update(BACKEND="gloo", WORLD_SIZE="4", INIT_METHOD="file:///set/per/t
 from torch.testing._internal.common_distributed import TEST_SKIPS
 from torch.testing._internal.distributed import distributed_test
 
-__all__ = ["DistributedSuite"]
-
 _BASE = distributed_test.DistributedTest._DistTestBase
 assert sorted(name for name in dir(_BASE) if name.startswith("test_")) == TESTS
 

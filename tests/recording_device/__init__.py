@@ -36,26 +36,6 @@ import torch
 from . import torch_module
 from ._build import build, load_library
 
-__all__ = [
-    "add_symmetric_memory",
-    "build",
-    "clear",
-    "cpu_view",
-    "held",
-    "held_rendezvous",
-    "hold",
-    "join_threads",
-    "launch_at",
-    "load",
-    "log",
-    "most_at_once",
-    "name_of",
-    "no_violations",
-    "release",
-    "switches_seen",
-    "violations",
-]
-
 _library: types.ModuleType | None = None
 
 

@@ -16,8 +16,6 @@ from unittest import mock
 
 import torch
 
-__all__ = ["NAME", "build", "load_library"]
-
 NAME = "_recording_device"
 SOURCES = Path(__file__).parent / "csrc"
 BUILD = Path(__file__).parents[2] / "build" / "recording_device"

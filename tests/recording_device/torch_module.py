@@ -5,26 +5,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = [
-    "Event",
-    "Stream",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device",
-    "device_count",
-    "get_rng_state",
-    "is_available",
-    "is_initialized",
-    "manual_seed",
-    "manual_seed_all",
-    "set_device",
-    "set_rng_state",
-    "set_stream",
-    "stream",
-    "synchronize",
-]
-
 Event = torch.Event
 Stream = torch.Stream
 Device = torch.device | str | int | None

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-__all__ = ["STEPS", "VOCABULARY", "WARM_UP", "Gpt", "Measured", "build_mlp", "digits", "text"]
-
 STEPS = 30
 WARM_UP = 5  # steps whose time does not count
 VOCABULARY = 256

@@ -15,8 +15,6 @@ from backend import shared_bytes
 from fault_rank import Rank
 from rank_calls import WRONG, all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 
-__all__ = ["Sample", "sampled"]
-
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LIBC = ctypes.CDLL(None)
 LIBC.fopen.restype = ctypes.c_void_p

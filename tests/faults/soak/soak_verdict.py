@@ -23,8 +23,6 @@ from collections.abc import Sequence
 
 from soak_load import Sample
 
-__all__ = ["LOOSE", "THRESHOLDS", "growths", "slope"]
-
 WARM_UP = 0.25
 
 MIN_BLOCK, BLOCKS = 3, 20

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["FOLDERS", "convert", "is_changed"]
-
 FOLDERS = ("fsdp", "_composable", "_shard", "checkpoint", "optim", "algorithms", "tensor/parallel")
 
 _CHANGES = (

@@ -22,8 +22,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run_file"]
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -20,8 +20,6 @@ from typing import Any
 
 from torch_suites import cpu_text
 
-__all__ = ["unguarded"]
-
 _DEVICES = 2
 
 

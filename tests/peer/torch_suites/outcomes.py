@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from typing import Any
 
-__all__ = ["Comparison", "Outcome", "Pair", "first_error"]
-
 Outcome = dict[str, str]
 """The "outcome" of a test, and its "detail"."""
 

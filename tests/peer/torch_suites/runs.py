@@ -12,8 +12,6 @@ from launcher import Launcher, ending
 
 from torch_suites.files import run_file
 
-__all__ = ["BUILD", "FileOutcomes", "SuiteFiles"]
-
 BUILD = Path(__file__).parents[3] / "build" / "torch_suites"
 _HARNESS_ENDS_EARLIER = 10.0  # seconds
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from torch_suites import cpu_text
 from torch_suites.runs import BUILD
 
-__all__ = ["fetch"]
-
 APT = BUILD / "apt"
 ARCHIVES = BUILD / "archives"
 _DEBIAN_SUITES = ("unstable", "testing", "stable", "oldstable")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LEFT_OUT", "NOT_APPLICABLE", "OPTIONAL", "SUITES", "files_of"]
-
 # Patterns below test/distributed. A file belongs to the first suite that names it.
 SUITES: dict[str, tuple[str, ...]] = {
     "fsdp1": ("fsdp/test_*.py",),
