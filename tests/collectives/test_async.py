@@ -59,15 +59,6 @@ def test_one_tensor_again_and_again():
     assert_same(tensor, torch.full((30_000,), float(dist.get_world_size()) ** 20))
 
 
-@on_ranks(2)
-def test_thousands():
-    tensors = [torch.full((4,), float(number)) for number in range(2000)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for number, (tensor, work) in enumerate(zip(tensors, works, strict=True)):
-        work.wait()
-        assert_same(tensor, torch.full((4,), float(number * dist.get_world_size())))
-
-
 @on_ranks(3)
 def test_groups_in_opposite_orders():
     """Even ranks issue on the first group first, odd ranks on the second."""

@@ -1,4 +1,4 @@
-"""Groups: overlapping, many, split, destroyed and made again."""
+"""Groups: overlapping, split, merged and destroyed; tests/faults/test_many.py has many."""
 
 import contextlib
 import copy
@@ -45,34 +45,6 @@ def test_local_synchronization():
     if dist.get_rank() in members:
         group = dist.new_group(members, use_local_synchronization=True)
         sum_over(group, members)
-
-
-@pytest.mark.parametrize(
-    ("count", "used"),
-    [(60, 60), pytest.param(1000, 10, marks=beyond_gloo("opens sockets and threads for each"))],
-)
-@on_ranks(2, fresh=True)
-def test_many(count, used):
-    everyone = list(range(dist.get_world_size()))
-    groups = [dist.new_group(everyone) for _ in range(count)]
-    for group in groups[:: max(1, count // used)]:
-        sum_over(group, everyone)
-    for group in groups:
-        dist.destroy_process_group(group)
-    sum_over(dist.group.WORLD, everyone)
-
-
-@beyond_gloo("opens sockets and threads for each")
-@on_ranks(2, fresh=True)
-def test_unused_groups_cost_nothing():
-    def counted():
-        return [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
-
-    before = counted()
-    groups = [dist.new_group([0, 1]) for _ in range(200)]
-    after = counted()
-    assert len(groups) == 200
-    assert after[0] <= before[0] + 8 and after[1] <= before[1] + 2, (before, after)
 
 
 def pool_threads():
@@ -182,17 +154,6 @@ def test_permuted_ranks():
     gathered = [torch.empty(1) for _ in members]
     dist.all_gather(gathered, torch.tensor([float(dist.get_rank())]), group=group)
     assert [int(t) for t in gathered] == members
-
-
-@on_ranks(1, 2, 3, init=False)
-def test_made_again():
-    for number in range(4):
-        init_group(f"store{number}")
-        everyone = list(range(here().size))
-        sum_over(dist.group.WORLD, everyone)
-        sum_over(dist.new_group(everyone), everyone)
-        dist.destroy_process_group()
-        assert not dist.is_initialized()
 
 
 @beyond_gloo("it has no pool")
