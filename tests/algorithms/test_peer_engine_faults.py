@@ -118,14 +118,16 @@ def test_the_memory_goes_with_the_group():
         dist.all_reduce(x, group=group)
     reduces = peer_memory.reduces_of(group)
     buffers = reduces.region.peers.buffers
-    memory = weakref.ref(buffers.memory)
+    memory = buffers.memory
     assert len(reduces.plans.values()) == 1
+    assert not hasattr(memory, "freed")
     dist.destroy_process_group(group)
-    assert buffers.closed
+    assert buffers.closed and memory.freed
     assert reduces.region.peers is None and not reduces.plans.values()
-    del buffers, reduces, group
+    gone = weakref.ref(memory)
+    del memory, buffers, reduces, group
     gc.collect()
-    assert memory() is None, gc.get_referrers(memory())
+    assert gone() is None, gc.get_referrers(gone())
 
 
 def waits_end(buffers):
@@ -149,7 +151,7 @@ def test_the_memory_of_an_aborted_group_stays():
     dist.destroy_process_group(group)
     del group
     gc.collect()
-    assert memory() is not None
+    assert memory() is not None and not hasattr(memory(), "freed")
 
 
 @on_ranks(2, world="peer_world")

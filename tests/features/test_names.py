@@ -24,7 +24,6 @@ HEAD = "import os, sys, torch, torch.distributed as dist\n"
 
 END = """
 import fastcoll.info
-from on_ranks import on_ranks
 for group in fastcoll.info.groups():
     print(group["name"], sorted(group["backends"].items()), group.get("transport"))
 dist.destroy_process_group()
