@@ -26,21 +26,24 @@ def every_call(async_op):
         if dist.get_world_size() == 1 and case in BETWEEN:
             continue
         in_order(case, async_op)
-    assert peer_memory.reduces_of().plans.built
+    return bool(peer_memory.reduces_of().plans.built)
 
 
 @pytest.mark.parametrize(("size", "async_op"), [(2, False), (3, True)], ids=["2-sync", "3-async"])
 def test_every_call(peer_world, size, async_op):
-    peer_world(size).run(every_call, async_op)
+    assert all(peer_world(size).run(every_call, async_op))
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "nccl"])
 @on_ranks(2, world="peer_world", init=False)
-def test_every_call_at_level_detail_with_peers():
+def test_every_call_at_level_detail(algorithm):
+    """torch wraps the backend and checks every collective by a gloo group of its own."""
+    os.environ["FASTCOLL_ALGO"] = algorithm
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
         init_group(backend="fastcoll")
         for async_op in (False, True):
-            every_call(async_op)
+            assert every_call(async_op) == (algorithm == "auto")
         tensors = [torch.ones(30, device=peer_memory.DEVICE) for _ in range(6)]
         fastcoll.all_reduce_coalesced(tensors)
         assert all(tensor.cpu().eq(2).all() for tensor in tensors)

@@ -14,7 +14,7 @@ from device_ranks import in_order
 from engine_cases import BETWEEN, CASES, DEVICE
 from on_ranks import on_ranks
 from oracle import FLOAT8, reduce_op, reduced
-from world import here, init_group
+from world import here
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
@@ -124,17 +124,3 @@ def test_the_check_finds_a_missing_wait():
     work.wait()
     assert {found.kind for found in recording_device.violations()} == {"race"}
     recording_device.clear()
-
-
-@on_ranks(2, world="nccl_world", init=False)
-def test_every_call_at_level_detail():
-    """torch wraps the backend and checks every collective by a gloo group of its own."""
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        init_group(backend="fastcoll")
-        for case in CASES:
-            for async_op in (False, True):
-                in_order(case, async_op)
-        dist.destroy_process_group()
-    finally:
-        dist.set_debug_level(dist.DebugLevel.OFF)
