@@ -1,4 +1,4 @@
-"""all_reduce: every operation and type with each instruction set, what is refused, special values."""
+"""all_reduce: every operation and type with each instruction set, long sums, what is refused, special values."""
 
 from collections.abc import Iterator
 
@@ -66,6 +66,14 @@ def test_operations_and_instruction_sets(dtype):
         assert_alike(outputs)
         found.add(b"".join(outputs))
     assert len(found) == 1
+
+
+@beyond_gloo("sums in another order")
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@on_ranks(7)
+def test_sum_is_in_rank_order_and_rounded_once(dtype):
+    inputs = [sample(r, (200_003,), dtype) for r in range(dist.get_world_size())]
+    assert_same(all_reduce_given(inputs), reduced(inputs, "SUM"))
 
 
 @beyond_gloo("computes something for these, or crashes")
