@@ -43,9 +43,12 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.double) -> tuple[Tens
 
 
 def loss_of(model: nn.Module, rank: int, step: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the loss of one rank's batch, in the type of the model's parameters by default."""
-    inputs, labels = batch(rank, step, dtype or next(model.parameters()).dtype)
-    return nn.functional.cross_entropy(model(inputs), labels)
+    """Return the loss of one rank's batch, on the model's device and in the type of its parameters by default."""
+    parameter = next(model.parameters())
+    inputs, labels = batch(rank, step, dtype or parameter.dtype)
+    return nn.functional.cross_entropy(
+        model(inputs.to(parameter.device)), labels.to(parameter.device)
+    )
 
 
 def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -63,16 +66,17 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     loss_of: Loss = loss_of,
 ) -> list[float]:
-    """Train on this rank's batches; return its losses."""
+    """Train on this rank's batches, without waiting for the device between them; return its losses."""
     optimizer = optimizer or sgd(model.parameters())
     losses = []
     for step in range(steps):
-        optimizer.zero_grad()
         loss = loss_of(model, dist.get_rank(), step)
+        # Not before, as the copy of the batch waits for those on the device that read the gradients.
+        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        losses.append(loss.detach())
+    return [loss.item() for loss in losses]
 
 
 def train_alone(
@@ -161,7 +165,7 @@ def parameters_of(model: nn.Module) -> Tensor:
 
 def assert_like(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> None:
     """Assert that both have the same parameters, and that training has moved them."""
-    actual, expected = parameters_of(model), parameters_of(reference)
+    actual, expected = parameters_of(model).cpu(), parameters_of(reference)
     torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=tolerance, atol=tolerance)
     start = parameters_of(network(expected.dtype))
     if start.shape == expected.shape:

@@ -14,8 +14,8 @@ from device_calls import inputs_of
 from device_ranks import in_order
 from engine_cases import BETWEEN, CASES
 from on_ranks import on_ranks
-from small_network import expected_parameters, sharded, train
 from test_peer_engine import assert_reduced_lists, lists_of
+from training import assert_like, network, sharded, train, train_alone
 from world import init_group
 
 import fastcoll
@@ -58,14 +58,12 @@ def test_every_call_at_level_detail(algorithm):
 
 @on_ranks(2, world="peer_world", fresh=True)
 def test_fsdp_with_peers():
-    expected = expected_parameters()
+    expected = train_alone(3, 2, model=network(torch.float, 256))
     recording_device.clear()
     with recording_device.no_violations():
-        model = sharded(peer_memory.DEVICE)
-        train(model, peer_memory.DEVICE)
-        found = [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        model = sharded(network(torch.float, 256).to(peer_memory.DEVICE))
+        train(model, 3)
+        assert_like(model, expected, 1e-6)
 
 
 @pytest.mark.full

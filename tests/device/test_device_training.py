@@ -1,20 +1,26 @@
-"""DDP and FSDP over the engine of device tensors: the parameters that CPU ranks get, in checked order."""
+"""DDP and FSDP over the engine of device tensors: the parameters that one process gets, in checked order."""
 
 import pytest
 import recording_device
 import torch
 from on_ranks import on_ranks
-from small_network import expected_parameters, network, sharded, train
 from torch.nn.parallel import DistributedDataParallel
+from training import assert_like, network, sharded, train, train_alone
 
 import fastcoll.fsdp
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
 DEVICE = "recording:0"
+WIDTH = 256
+"""More than one bucket of 0.1 MB."""
+
+
+def on_device():
+    return network(torch.float, WIDTH).to(DEVICE)
 
 
 def ddp(**options):
-    return DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1, **options), None
+    return DistributedDataParallel(on_device(), bucket_cap_mb=0.1, **options), None
 
 
 def fused_hook(wire):
@@ -27,20 +33,20 @@ def fused_hook(wire):
 
 def synchronizer(wire):
     """Gradients reduced where they are: read and written behind what made them, before what uses them."""
-    model = network().to(DEVICE)
+    model = on_device()
     options = {"wire_dtype": wire, "gradient_norm": True, "bucket_cap_mb": 0.1}
     return model, GradientSynchronizer(model, **options).grad_norm
 
 
 def fsdp(**options):
     """FSDP2, with its own collectives or, given a wire dtype or None, with fastcoll.fsdp's."""
-    model = sharded(DEVICE)
+    model = sharded(on_device())
     if options:
         fastcoll.fsdp.apply(model, wire_dtype=options["wire"])
     return model, None
 
 
-WIRES = [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
+WIRES = [(None, 1e-5), (torch.bfloat16, 1e-3), (torch.float8_e4m3fn, 1e-2)]
 
 
 @pytest.mark.parametrize(
@@ -56,18 +62,15 @@ WIRES = [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
 )
 @on_ranks(2, world="nccl_world", fresh=True)
 def test_training(make, options, tolerance):
-    expected = expected_parameters()
+    expected = train_alone(3, 2, model=network(torch.float, WIDTH))
     recording_device.clear()
     with recording_device.no_violations():
         model, norm = make(**options)
-        train(model, DEVICE)
+        train(model, 3)
         if norm is not None:
             total = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
             torch.testing.assert_close(norm().cpu().float(), total.cpu())
-        found = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
-        found = [parameter.detach().cpu() for parameter in found]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        assert_like(model, expected, tolerance)
     if make is ddp:
         reduced = {e.stream for e in recording_device.log("launch") if e.what == "allReduce"}
         assert reduced == {name for name in reduced if " high " in name} and reduced

@@ -5,6 +5,7 @@ World size 1 is the usual NCCL; 2 and 3 ranks share the GPU and show correctness
 
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ import torch.distributed as dist
 from backend import all_gather_single
 from engine_cases import BETWEEN, CASES
 from on_ranks import on_ranks
-from small_network import expected_parameters, network, sharded, train
 from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
+from training import assert_like, network, sharded, train, train_alone
 
 import fastcoll
 
@@ -59,15 +60,11 @@ def test_types(size):
 @pytest.mark.parametrize("size", [1, 2])
 @on_ranks(world="gpu_world", fresh=True)
 def test_training(size):
-    expected = expected_parameters()
-    ddp = DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1)
-    train(ddp, DEVICE)
-    fsdp = sharded(DEVICE)
-    train(fsdp, DEVICE)
-    both = zip(ddp.module.parameters(), fsdp.parameters(), expected, strict=True)
-    for replicated, part, right in both:
-        for ours in (replicated, part.full_tensor()):
-            torch.testing.assert_close(ours.detach().cpu(), right, rtol=1e-4, atol=1e-5)
+    expected = train_alone(3, size, model=network(torch.float, 256))
+    for split in (partial(DistributedDataParallel, bucket_cap_mb=0.1), sharded):
+        model = split(network(torch.float, 256).to(DEVICE))
+        train(model, 3)
+        assert_like(model, expected, 1e-5)
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])

@@ -1,24 +1,18 @@
-"""The ``world`` fixture itself."""
+"""The ``world`` fixture itself: what no other test would miss."""
 
 import os
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch.distributed as dist
-from launcher import LauncherFailed
 from suite_rules import bound
 from world import RanksFailed, Worlds, here
 
 
 def rank_and_argument(word):
     return dist.get_rank(), dist.get_world_size(), word
-
-
-def process_and_group():
-    return os.getpid(), id(dist.group.WORLD)
 
 
 def raise_on(rank):
@@ -38,10 +32,6 @@ def sleep_on(rank):
         time.sleep(1000)
 
 
-def without_group():
-    return dist.is_initialized(), here().rank, here().size, here().scratch
-
-
 def leave_marks():
     os.environ["LEFT_BEHIND"] = "1"
     dist.new_group([0])
@@ -57,21 +47,6 @@ def variables(*names):
 
 def destroy_default_group():
     dist.destroy_process_group()
-
-
-def test_processes_and_group_serve_many_calls(world):
-    first = world(2).run(process_and_group)
-    assert world(2).run(process_and_group) == first
-    fresh = world(2).run(process_and_group, fresh=True)
-    assert [pid for pid, _ in fresh] == [pid for pid, _ in first] == world(2).pids
-
-
-def test_call_without_a_group(world):
-    answers = world(2).run(without_group, init=False)
-    assert [answer[:3] for answer in answers] == [(False, 0, 2), (False, 1, 2)]
-    assert answers[0][3] == answers[1][3]
-    assert isinstance(answers[0][3], Path) and not list(answers[0][3].iterdir())
-    assert world(2).run(rank_and_argument, 1) == [(0, 2, 1), (1, 2, 1)]
 
 
 def test_nothing_of_a_call_is_left_for_the_next(world):
@@ -105,24 +80,9 @@ def test_death_is_reported_and_the_world_rebuilt(own_worlds):
     assert own_worlds(2).run(rank_and_argument, 5) == [(0, 2, 5), (1, 2, 5)]
 
 
-def test_planned_death_is_no_failure(own_worlds):
-    assert own_worlds(2).run(kill_on, 1, init=False, dying=[1]) == ["survived", None]
-
-
 def test_death_that_was_planned_and_did_not_come(own_worlds):
     with pytest.raises(RanksFailed, match="was to die"):
         own_worlds(2).run(kill_on, 7, init=False, dying=[1])
-
-
-@pytest.mark.full
-def test_a_launcher_that_ends_takes_its_worlds_along(tmp_path):
-    worlds = Worlds(tmp_path, environ={"OF_TORCH": "1"})
-    world = worlds(1)
-    os.kill(psutil.Process(world.pids[0]).ppid(), signal.SIGKILL)
-    with pytest.raises(LauncherFailed, match="ended with -9"):
-        world.run(sleep_on, 0, init=False)
-    assert not world.alive
-    worlds.close()
 
 
 def test_silent_rank_shows_its_stack(own_worlds):
@@ -140,11 +100,6 @@ def test_silent_rank_shows_its_stack(own_worlds):
 def test_destroying_the_shared_group_is_an_error(own_worlds):
     with pytest.raises(RanksFailed, match="fresh=True"):
         own_worlds(1).run(destroy_default_group)
-
-
-def test_only_module_functions_are_taken(own_worlds):
-    with pytest.raises(TypeError, match="top of a module"):
-        own_worlds(1).run(lambda: None)
 
 
 @pytest.mark.parametrize(
