@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 
 import device_ranks
 import launcher as launchers
@@ -13,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from on_ranks import pytest_pyfunc_call
 from suite_rules import pytest_runtest_makereport, pytest_runtest_setup
-from world import Worlds
+from world import worlds_fixture
 
 __all__ = ["pytest_pyfunc_call", "pytest_runtest_makereport", "pytest_runtest_setup"]
 
@@ -59,7 +58,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if "launcher" in used:
         launchers.default()  # loads in the background
-    if used & {"device_libraries", "device_world", "nccl_world", "peer_world"}:
+    if "device_libraries" in used:
         with contextlib.suppress(
             RuntimeError
         ):  # the fixture raises it too, in the tests that need it
@@ -77,27 +76,6 @@ def launcher() -> launchers.Launcher:
 
 
 @pytest.fixture(scope="session")
-def world(
-    launcher: launchers.Launcher, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worlds]:
-    """``world(n).run(function, *arguments)``: run a function on n living ranks."""
-    worlds = Worlds(tmp_path_factory.mktemp("worlds"))
-    yield worlds
-    worlds.close()
-
-
-@pytest.fixture(scope="session")
-def device_world(
-    launcher: launchers.Launcher, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worlds]:
-    """Like ``world``, with the recording device in the ranks' torch."""
-    recording_device.build()
-    worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
-    yield worlds
-    worlds.close()
-
-
-@pytest.fixture(scope="session")
 def device_libraries() -> None:
     """Builds the recording device and NCCL's stand-in."""
     device_ranks.build()
@@ -110,11 +88,13 @@ def without_nccl() -> None:
         pytest.skip("torch has its own NCCL here, for the GPU, and a process may have only one")
 
 
-@pytest.fixture(scope="session")
-def nccl_world(
-    launcher: launchers.Launcher, without_nccl: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worlds]:
-    """Like ``world``; the recording device's tensors go through NCCL's stand-in."""
-    worlds = Worlds(tmp_path_factory.mktemp("nccl-worlds"), prepare=device_ranks.prepare)
-    yield worlds
-    worlds.close()
+# ``world(n).run(function, *arguments)`` runs a function on n living ranks.
+world = worlds_fixture("launcher")
+
+# With the recording device in the ranks' torch.
+device_world = worlds_fixture("launcher", "device_libraries", prepare=recording_device.load)
+
+# The recording device's tensors go through NCCL's stand-in.
+nccl_world = worlds_fixture(
+    "launcher", "without_nccl", "device_libraries", prepare=device_ranks.prepare
+)

@@ -8,18 +8,20 @@ one. Only processes started here are killed.
 """
 
 import contextlib
+import inspect
 import os
 import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import launcher
+import pytest
 import torch.distributed as dist
 from backend import BACKEND
 from world_rank import Call, Function, here, serve
@@ -286,6 +288,28 @@ class Worlds:
                 stack.callback(self._own.close)
             for world in self._worlds.values():
                 stack.callback(world.close)
+
+
+def worlds_fixture(*needs: str, scope: Any = "session", **options: Any) -> Any:
+    """Return a fixture of worlds.
+
+    Args:
+        needs: fixtures that must be there first.
+        scope: when the worlds end.
+        options: options for ``Worlds``.
+    """
+
+    def worlds(tmp_path_factory: pytest.TempPathFactory, **_: Any) -> Iterator[Worlds]:
+        made = Worlds(tmp_path_factory.mktemp("worlds"), **options)
+        yield made
+        made.close()
+
+    # pytest reads the names of fixtures there.
+    names = ("tmp_path_factory", *needs)
+    worlds.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    )
+    return pytest.fixture(scope=scope)(worlds)
 
 
 def _size(path: Path) -> int:

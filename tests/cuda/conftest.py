@@ -9,7 +9,7 @@ import torch
 from fake_nccl.build import build
 from launcher import Ended, Launcher
 from nccl_scripts import Script
-from world import Worlds
+from world import worlds_fixture
 
 
 @pytest.fixture(scope="session")
@@ -19,14 +19,8 @@ def stand_in(without_nccl: None) -> str:
     return str(build())
 
 
-@pytest.fixture(scope="session")
-def stand_in_world(
-    launcher: Launcher, stand_in: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worlds]:
-    """Like ``world``, of ranks that have loaded the stand-in."""
-    worlds = Worlds(tmp_path_factory.mktemp("stand-in-worlds"), prepare=nccl_ranks.prepare)
-    yield worlds
-    worlds.close()
+# Ranks that have loaded the stand-in.
+stand_in_world = worlds_fixture("launcher", "stand_in", prepare=nccl_ranks.prepare)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,12 @@
 """Ranks on this machine's GPU, with NCCL itself."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_ranks import own_host
-from world import Worlds
+from world import worlds_fixture
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("device", "kernels")]
 
@@ -25,25 +24,22 @@ _ENVIRON = {
 
 
 @pytest.fixture(scope="session")
-def gpu_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """Like ``world``, of ranks that share a GPU and reach each other by NCCL over sockets."""
+def gpu() -> None:
+    """Skips the test if there is no GPU."""
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    worlds = Worlds(tmp_path_factory.mktemp("gpu-worlds"), prepare=own_host, environ=_ENVIRON)
-    yield worlds
-    worlds.close()
 
 
-@pytest.fixture(scope="session")
-def gpu_peer_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """Like ``gpu_world``, of ranks that also map memory of each other."""
-    if not torch.cuda.is_available():
-        pytest.skip("torch finds no CUDA device")
-    environ = {
+# Ranks that share a GPU and reach each other by NCCL over sockets.
+gpu_world = worlds_fixture("gpu", prepare=own_host, environ=_ENVIRON)
+
+# They also map memory of each other.
+gpu_peer_world = worlds_fixture(
+    "gpu",
+    prepare=own_host,
+    environ={
         **_ENVIRON,
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    }
-    worlds = Worlds(tmp_path_factory.mktemp("gpu-peers"), prepare=own_host, environ=environ)
-    yield worlds
-    worlds.close()
+    },
+)

@@ -1,11 +1,10 @@
 """Where kernels run: interpreted on the CPU, and in a run of `gpu` items only compiled on the GPU."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
-from world import Worlds
+from world import worlds_fixture
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -31,18 +30,18 @@ def _gpu() -> torch.device:
 
 
 @pytest.fixture(scope="session")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """Living ranks in which Triton interprets."""
+def interpreting() -> None:
+    """Asserts that kernels are interpreted in processes that are started."""
     assert os.environ["TRITON_INTERPRET"] == "1"
-    worlds = Worlds(tmp_path_factory.mktemp("interpreted"))
-    yield worlds
-    worlds.close()
 
 
-@pytest.fixture(scope="session")
-def compiled(gpu: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """Living ranks in which Triton compiles, all on one GPU."""
-    environ = {
+# Living ranks in which Triton interprets.
+interpreted = worlds_fixture("launcher", "interpreting")
+
+# Living ranks in which Triton compiles, all on one GPU.
+compiled = worlds_fixture(
+    "gpu",
+    environ={
         # Streams that share a queue of the device would wait for each other.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
@@ -51,7 +50,5 @@ def compiled(gpu: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Ite
         # already, for a group that has ended.
         "TORCH_SYMMMEM_IMPLICIT_POOL": "0",
         "GLOO_SOCKET_IFNAME": "lo",
-    }
-    worlds = Worlds(tmp_path_factory.mktemp("compiled"), environ=environ)
-    yield worlds
-    worlds.close()
+    },
+)

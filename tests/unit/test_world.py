@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from suite_rules import bound
-from world import RanksFailed, Worlds, here
+from world import RanksFailed, Worlds, here, worlds_fixture
 
 
 def rank_and_argument(word):
@@ -54,12 +54,8 @@ def test_nothing_of_a_call_is_left_for_the_next(world):
     assert world(2).run(find_marks) == [(False, 1), (False, 1)]
 
 
-@pytest.fixture
-def own_worlds(launcher, tmp_path):
-    """Worlds that a test may break."""
-    worlds = Worlds(tmp_path)
-    yield worlds
-    worlds.close()
+# Worlds that a test may break.
+own_worlds = worlds_fixture("launcher", scope="function")
 
 
 def test_exception_comes_back_with_rank_and_traceback(own_worlds):
