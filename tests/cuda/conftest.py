@@ -1,6 +1,6 @@
 """Fixtures of the tests that run CuPy over the stand-in for NCCL."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nccl_ranks
@@ -8,7 +8,6 @@ import pytest
 import torch
 from fake_nccl.build import build
 from launcher import Ended, Launcher
-from nccl_scripts import Script
 from world import worlds_fixture
 
 
@@ -34,7 +33,7 @@ def cupy_launcher(stand_in: str) -> Iterator[Launcher]:
 
 
 @pytest.fixture
-def script(cupy_launcher: Launcher, stand_in: str, tmp_path: Path) -> Script:
+def script(cupy_launcher: Launcher, stand_in: str, tmp_path: Path) -> Callable[..., Ended]:
     """``script(text, NAME="value")`` runs a program in an interpreter that has the stand-in loaded."""
 
     def run(

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in
-from nccl_scripts import Script
 from world_rank import here
 
 import fastcoll
@@ -135,7 +134,7 @@ def test_an_engine_hands_it_on() -> None:
     engine.close()
 
 
-def test_a_field_that_this_nccl_does_not_know_is_refused(script: Script) -> None:
+def test_a_field_that_this_nccl_does_not_know_is_refused(script) -> None:
     process = script(
         """
 from fastcoll._load import C

@@ -3,7 +3,6 @@
 import textwrap
 
 import pytest
-from nccl_scripts import Script
 
 START = """
 import gc, os, sys, threading, time
@@ -91,7 +90,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_the_interpreter_ends(script: Script, tmp_path, name: str) -> None:
+def test_the_interpreter_ends(script, tmp_path, name: str) -> None:
     code, after = ENDINGS[name]
     log = tmp_path / "calls"
     mark = 'open(os.environ["FAKE_NCCL_LOG"], "a").write("end\\n"); sys.stdout.flush(); sys.exit(3)'
@@ -108,7 +107,7 @@ def test_the_interpreter_ends(script: Script, tmp_path, name: str) -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends(
-    script: Script, others: int
+    script, others: int
 ) -> None:
     """CPython ends a thread that comes back from C++ then, in a way that ends the process by SIGABRT."""
     process = script(
@@ -128,7 +127,7 @@ def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends
     )
 
 
-def test_a_forked_child_uses_nothing_and_ends(script: Script) -> None:
+def test_a_forked_child_uses_nothing_and_ends(script) -> None:
     process = script(
         START
         + textwrap.dedent("""

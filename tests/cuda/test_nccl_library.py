@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from launcher import Launcher
 from nccl_ranks import communicator, on_stand_in
-from nccl_scripts import Script
 
 from fastcoll._requirements import nccl_owners, nccl_packages
 from fastcoll.cuda import nccl_library
@@ -52,7 +51,7 @@ def test_who_brought_the_library(tmp_path, monkeypatch) -> None:
     assert nccl_owners("/lib/libnccl.so.2") == []
 
 
-def test_path_version_and_addresses(script: Script, stand_in: str) -> None:
+def test_path_version_and_addresses(script, stand_in: str) -> None:
     process = script(
         """
 import ctypes
@@ -76,7 +75,7 @@ print(library.path)
     assert process.stdout == f"{stand_in}\n", process.stderr
 
 
-def test_one_that_comes_after_a_first_try_is_found(script: Script, stand_in: str) -> None:
+def test_one_that_comes_after_a_first_try_is_found(script, stand_in: str) -> None:
     """As in a notebook: the error says what to install, and the next try needs no new process."""
     process = script(
         f"{LOAD}\nimport ctypes\nctypes.CDLL({stand_in!r}, mode=ctypes.RTLD_GLOBAL)\n"
@@ -88,9 +87,7 @@ def test_one_that_comes_after_a_first_try_is_found(script: Script, stand_in: str
     assert path == stand_in
 
 
-def test_two_copies_are_refused_and_both_named(
-    script: Script, stand_in: str, tmp_path: Path
-) -> None:
+def test_two_copies_are_refused_and_both_named(script, stand_in: str, tmp_path: Path) -> None:
     copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2.99")
     process = script(f"import ctypes; ctypes.CDLL({str(copy)!r})\n{LOAD}")
     first, second = sorted([stand_in, str(copy)])
@@ -138,21 +135,19 @@ def test_what_was_preloaded_is_told_by_its_file(tmp_path: Path) -> None:
     assert nccl_library.used(copies[:1], str(environ)) is copies[0]
 
 
-def test_two_paths_to_one_copy_are_one(script: Script, stand_in: str, tmp_path: Path) -> None:
+def test_two_paths_to_one_copy_are_one(script, stand_in: str, tmp_path: Path) -> None:
     (tmp_path / "libnccl.so.2").symlink_to(stand_in)
     process = script(f"import ctypes; ctypes.CDLL({str(tmp_path / 'libnccl.so.2')!r})\n{LOAD}")
     assert (process.stdout, process.status) == ("", 0), process.stderr
 
 
-def test_a_copy_that_was_replaced_on_disk_is_found(
-    script: Script, stand_in: str, tmp_path: Path
-) -> None:
+def test_a_copy_that_was_replaced_on_disk_is_found(script, stand_in: str, tmp_path: Path) -> None:
     copy = Path(shutil.copy(stand_in, tmp_path / "libnccl.so.2"))
     process = script(f"import os; os.remove({str(copy)!r})\n{LOAD}", library=str(copy))
     assert (process.stdout, process.status) == ("", 0), process.stderr
 
 
-def test_without_nccl_the_error_says_what_to_install(script: Script) -> None:
+def test_without_nccl_the_error_says_what_to_install(script) -> None:
     process = script(LOAD, library=None)
     assert "fastcoll: expected CuPy 14" in process.stdout, process.stderr
     assert "to load NCCL, and it cannot (libnccl.so.2: " in process.stdout
@@ -160,7 +155,7 @@ def test_without_nccl_the_error_says_what_to_install(script: Script) -> None:
     assert process.stderr == ""  # nor a warning of CuPy's
 
 
-def test_without_cupy_the_error_says_what_to_install(script: Script) -> None:
+def test_without_cupy_the_error_says_what_to_install(script) -> None:
     process = script(f"import sys; sys.modules['cupy'] = None\n{LOAD}")
     assert (
         "expected CuPy, through which NCCL is reached, and it cannot be imported" in process.stdout
@@ -168,7 +163,7 @@ def test_without_cupy_the_error_says_what_to_install(script: Script) -> None:
     assert "pip install 'cupy-cuda12x>=14' nvidia-nccl-cu12" in process.stdout
 
 
-def test_an_older_cupy_is_refused(script: Script) -> None:
+def test_an_older_cupy_is_refused(script) -> None:
     process = script(f"import cupy; cupy.__version__ = '13.6.0'\n{LOAD}")
     assert "expected CuPy 14 or newer, got 13.6.0" in process.stdout
     assert "pip install 'cupy-cuda12x>=14'" in process.stdout

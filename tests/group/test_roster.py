@@ -8,32 +8,23 @@ from itertools import count
 
 import pytest
 import torch.distributed as dist
+from odd_stores import Between
 
 from fastcoll._load import C
 
 _nonces = count(1)
 
 
-class Watched(dist.Store):
+class Watched(Between):
     """A store that notes the keys that are asked for, by thread."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.kept = dist.HashStore()
+        super().__init__(dist.HashStore())
         self.asked: dict[int, set[str]] = {}
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self.kept.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return self.kept.get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
         self.asked.setdefault(threading.get_ident(), set()).update(keys)
-        return self.kept.check(list(keys))
-
-    def delete_key(self, key: str) -> bool:
-        return self.kept.delete_key(key)
+        return super().check(keys)
 
 
 def roster(store: dist.Store, rank: int, size: int) -> C.Roster:

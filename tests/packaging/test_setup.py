@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -104,15 +103,3 @@ def test_packages_land_below_fastcoll(launcher: Launcher, tmp_path: Path) -> Non
         "examples/container/Dockerfile",
     ):
         assert (library / "fastcoll" / name).exists(), name
-
-
-@pytest.mark.full
-def test_the_source_distribution_has_all_examples(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    run_setup("--quiet", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        names = {name.partition("/")[2] for name in opened.getnames()}
-    for path in (ROOT / "examples").rglob("*"):
-        name = str(path.relative_to(ROOT))
-        assert name in names or "__pycache__" in name, name
