@@ -28,7 +28,8 @@ class Driver:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp())
+        self._temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self._temporary.name)
         library = self.folder / "libcuda.so.1"
         source = Path(__file__).with_suffix(".c")
         flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
