@@ -15,7 +15,8 @@
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
 # make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT, and all
-#               that they print into OUT/gpu.txt; needs no network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, and gpu-gradients, of 6
+#               that they print into OUT/gpu.txt; needs no network; its parts are gpu-kernels and gpu-engine, of 8
+#               minutes each at most, and gpu-gradients, of 6
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment

@@ -32,7 +32,7 @@ class RegisteredPools:
 
     Args:
         communicators: The group's communicators, as the watchdog has them.
-        known: The same by device and pair; whoever adds one holds the lock, and calls ``extend``.
+        known: The same communicators by device and pair. Who adds one must hold the lock and call ``extend``.
 
     Attributes:
         lock: Held while pools or communicators change.

@@ -1,4 +1,4 @@
-"""DDP and FSDP over the engine of device tensors: the parameters that one process gets, in checked order."""
+"""DDP and FSDP on recorded device tensors: parameters are those of one process, and streams are in order."""
 
 import pytest
 import recording_device

@@ -197,7 +197,11 @@ def collect(
 
 
 def compare(rows: Sequence[Row], recorded: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each row that is not as recorded, ``{key: row as a dict}``, and each that one lacks."""
+    """Compares rows with the recorded table, ``{key: row as a dict}``.
+
+    Returns:
+        A sentence for each row that differs, is not recorded, or is recorded and not found.
+    """
     found = {row.key: asdict(row) for row in rows}
     return [
         f"{key}: expected {recorded.get(key)}, got {found.get(key)}. If the change is meant: --record"
