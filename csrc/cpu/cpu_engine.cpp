@@ -14,6 +14,14 @@
 namespace fastcoll {
 namespace {
 
+// A worker without a task stays awake for kStay and looks for one every kLook. Within this time a
+// task of at most kSmallTask bytes is queued without waking it, unless the last wait came later
+// than that: mostly the caller waits soon and runs the task itself, and a woken thread would take
+// its core from this or another rank.
+constexpr std::chrono::microseconds kLook{400};
+constexpr std::chrono::milliseconds kStay{4};
+constexpr std::size_t kSmallTask = 65536;
+
 template <std::size_t N>
 void setText(char (&field)[N], const std::string& value) {
   std::memset(field, 0, N);
@@ -59,7 +67,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.tuning = config_.tuning.fingerprint();
   record.sharedMemory = config_.settings.sharedMemoryChoice();
   setText(record.network, config_.settings.network);
-  record.cores = cores_;
+  record.cores = allowedCores();
   setText(record.bootId, bootId());
   setText(record.hostId, config_.settings.hostId);
   setText(record.host, hostName());
@@ -217,9 +225,11 @@ std::uint64_t CpuEngine::submit(TaskRef task) {
   std::unique_lock<std::mutex> lock(mutex_);
   admit(lock, *task, false);
   const std::uint64_t seq = task->request.seq;
+  const bool small = task->request.count * elementSize(task->request.dtype) <= kSmallTask;
   queue_.push_back(std::move(task));
+  submitted_ = Clock::now();
   try {
-    wakeWorker();
+    if (!small || waitedLate_ || !workerAwake_) wakeWorker();
   } catch (const std::exception& error) {
     const TaskRef refused = std::move(queue_.back());
     queue_.pop_back();  // a call that throws must not run later
@@ -231,7 +241,7 @@ std::uint64_t CpuEngine::submit(TaskRef task) {
 }
 
 void CpuEngine::wakeWorker() {
-  if (workerAwake_) return;
+  if (workerAwake_) return toWorker_.notify_one();
   runOnWorker([self = shared_from_this()] { self->work(); });
   workerAwake_ = true;  // under the lock that work() takes first
 }
@@ -279,29 +289,24 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* 
 
 void CpuEngine::work() {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto linger = std::chrono::microseconds(lingerMicros_);
-  auto idleSince = Clock::now();
   for (;;) {
     const bool hadWork = !queue_.empty() && !running_;
-    if (runHead(lock, nullptr)) {
-      idleSince = Clock::now();
-      continue;
-    }
+    if (runHead(lock, nullptr)) continue;
     if (hadWork) return;  // another worker has taken over
-    if (queue_.empty() && Clock::now() - idleSince >= linger) break;
     if (!queue_.empty()) {
       changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
       continue;
     }
-    lock.unlock();
-    for (int i = 0; i < 64; ++i) cpuRelax();
-    lock.lock();
+    if (Clock::now() - submitted_ >= kStay) break;
+    toWorker_.wait_for(lock, kLook);
+    waitedLate_ = waitedLate_ || !queue_.empty();
   }
   workerAwake_ = false;
 }
 
 void CpuEngine::wait(const Completion& task) {
   std::unique_lock<std::mutex> lock(mutex_);
+  waitedLate_ = Clock::now() - submitted_ > kLook;
   while (!task.done.load(std::memory_order_acquire)) {
     std::exception_ptr interrupt;
     if (runHead(lock, &interrupt)) {
@@ -310,8 +315,6 @@ void CpuEngine::wait(const Completion& task) {
       continue;
     }
     lock.unlock();
-    const auto end = Clock::now() + std::chrono::microseconds(lingerMicros_);
-    while (!task.done.load(std::memory_order_acquire) && Clock::now() < end) cpuRelax();
     checkInterrupt();
     lock.lock();
     if (task.done.load(std::memory_order_acquire) || (!running_ && !queue_.empty())) continue;
@@ -321,6 +324,7 @@ void CpuEngine::wait(const Completion& task) {
 
 bool CpuEngine::waitUntil(const Completion& task, TimePoint until) {
   std::unique_lock<std::mutex> lock(mutex_);
+  toWorker_.notify_one();
   while (!task.done.load(std::memory_order_acquire)) {
     const auto now = Clock::now();
     if (now >= until) return false;

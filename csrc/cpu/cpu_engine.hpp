@@ -139,9 +139,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void checkPeers(const std::string& prefix) const;
 
   const EngineConfig config_;
-  const CoreSet cores_ = allowedCores();
-  std::atomic<int> spinMicros_{0};    // while waiting for other ranks; decided with the transport
-  std::atomic<int> lingerMicros_{0};  // while waiting for another thread of this process
+  std::atomic<int> spinMicros_{0};  // while waiting for other ranks; decided with the transport
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   mutable ErrorChannel errors_;
@@ -160,10 +158,13 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::string reason_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;   // a task has ended
+  std::condition_variable toWorker_;  // a task is queued that the worker must not overlook
   std::deque<TaskRef> queue_;
   bool running_ = false;
   std::uint64_t sequence_ = 0;  // of the last admitted collective
+  TimePoint submitted_;         // when the last task was queued
+  bool waitedLate_ = false;     // the worker had to look for the last tasks
   bool workerAwake_ = false;
   bool closed_ = false;
   std::atomic<bool> refused_{false};  // a call was refused because the group has failed

@@ -38,8 +38,6 @@ void CpuEngine::decideSpin(bool coreEach) {
   spinDecided_ = true;
   const int chosen = static_cast<int>(config_.settings.spinMicros);
   spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
-  // With a second core, spinning delays no other thread of this process either.
-  lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
 }
 
 /// The network to other hosts, shared by collectives and point-to-point.

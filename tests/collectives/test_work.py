@@ -40,6 +40,18 @@ def flattened(value):
 
 
 @on_ranks(2)
+def test_nobody_waits_after_waits():
+    """A thread that left small calls to their waiter still runs one that nobody waits for."""
+    tensor = torch.ones(3)
+    for _ in range(9):
+        dist.all_reduce(tensor, async_op=True).wait()
+    work = dist.all_reduce(tensor, async_op=True)
+    eventually(work.is_completed)
+    assert_same(tensor, torch.full((3,), 2.0**10))
+    dist.barrier()
+
+
+@on_ranks(2)
 def test_synchronous_call_registers_no_null():
     """A compiled graph may wait for a tensor whose collective has ended."""
     before, tensor = get_work_registry_size(), torch.ones(3)
