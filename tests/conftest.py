@@ -1,7 +1,9 @@
 """Fixtures of the whole suite."""
 
 import contextlib
+import getpass
 import os
+import tempfile
 
 import device_ranks
 import launcher as launchers
@@ -24,8 +26,25 @@ settings.register_profile("drawn", derandomize=False, print_blob=True, **COMMON)
 settings.load_profile("fixed")
 
 
+def _remove_what_ranks_leave(config: pytest.Config) -> None:
+    """Gives all processes of the run one temporary folder, which goes with the run. A killed rank removes nothing.
+
+    What the next run may use stays: Inductor's cache, and pytest's folders of failed tests.
+    """
+    usual = tempfile.gettempdir()
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", os.path.join(usual, f"torchinductor_{getpass.getuser()}")
+    )
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
+    folder = tempfile.TemporaryDirectory(prefix="fastcoll-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+
+
 def pytest_configure(config: pytest.Config) -> None:
     suite_rules.watch_pauses()
+    if not hasattr(config, "workerinput"):
+        _remove_what_ranks_leave(config)
     # Inductor starts no compilers of Triton in each rank, and compiles no probes of the processor.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
