@@ -297,7 +297,7 @@ void CpuEngine::work() {
       changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
       continue;
     }
-    if (Clock::now() - submitted_ >= kStay) break;
+    if (closed_ || Clock::now() - submitted_ >= kStay) break;
     toWorker_.wait_for(lock, kLook);
     waitedLate_ = waitedLate_ || !queue_.empty();
   }

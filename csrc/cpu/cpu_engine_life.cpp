@@ -146,6 +146,7 @@ void CpuEngine::shutdown() noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;
     closed_ = true;
+    toWorker_.notify_one();
     const auto idle = [this] { return !running_ && queue_.empty(); };
     // Wait briefly for work that is about to end. Fail the rest without a longer wait.
     bool ended = changed_.wait_for(lock, Milliseconds(300), idle);
