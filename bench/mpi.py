@@ -1,8 +1,8 @@
 """MPI beside the other backends, in the same processes: ``mpi``, by mpi4py's calls on buffers.
 
-``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi`` uses the MPICH of ``make peers``. Open
-MPI's mpiexec needs ``--bind-to none``. A run has one MPI: that of the launcher. mpi4py is imported only in ranks that
-an MPI launcher has started.
+``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi`` uses the MPICH of ``make peers``. Intel's
+launcher is ``mpiexec.hydra``, and Open MPI's ``mpiexec`` needs ``--bind-to none``. A run has one MPI: that of the
+launcher. mpi4py is imported only in ranks that an MPI launcher has started.
 """
 
 from __future__ import annotations

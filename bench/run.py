@@ -33,10 +33,11 @@ from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.record import command_line, describe_run, write_record
+from fastcoll.bench.vllm import VllmPeer
 
 __all__ = ["ADAPTERS", "Candidate", "Run", "describe_gpus", "open_run"]
 
-ADAPTERS: Mapping[str, type[Peer]] = {"mpi": MpiPeer}
+ADAPTERS: Mapping[str, type[Peer]] = {"mpi": MpiPeer, "vllm": VllmPeer}
 """Backends that need a class of their own, by the word of the command line."""
 
 _Result = TypeVar("_Result")

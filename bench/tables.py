@@ -21,7 +21,7 @@ from fastcoll.bench.table import markdown, times_text
 __all__ = ["TABLES", "client_result"]
 
 _RESULTS = Path(__file__).resolve().parent / "results"
-_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # by the launcher and hosts.py
+_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "I_MPI_")  # by launchers, hosts.py
 
 
 def _record(name: str) -> dict[str, Any]:
@@ -53,8 +53,7 @@ def _origin(record: dict[str, Any]) -> str:
 
 
 def _ddp(name: str) -> list[str]:
-    record = _record(name)
-    rows = []
+    record, rows = _record(name), []
     for case in record["cases"]:
         for one, more in added(case):
             times = [f"{each / 1e3:.1f}" for each in (more.by_median, more.by_minimum)]
@@ -66,8 +65,7 @@ def _ddp(name: str) -> list[str]:
 
 def _all_reduce() -> list[str]:
     name = "all_reduce_cpu_2ranks.jsonl"
-    record = _record(name)
-    rows = []
+    record, rows = _record(name), []
     for case in record["cases"]:
         times = medians(case)
         ours, shared = times.pop("fastcoll"), times.pop("fastcoll-shared", None)
@@ -113,25 +111,45 @@ def _all_reduce_16_cores() -> list[str]:
     return lines
 
 
+_MPI_RECORDS = {
+    "MPICH": "communicator_cpu_2ranks.jsonl",
+    "Intel MPI": "communicator_impi_cpu_2ranks.jsonl",
+    "Open MPI": "communicator_openmpi_cpu_2ranks.jsonl",
+}
+
+
 def _communicator() -> list[str]:
-    name = "communicator_cpu_2ranks.jsonl"
-    record = _record(name)
-    paths = {"fastcoll": "dist, us", "fastcoll-direct": "call, us", "fastcoll-plan": "plan, us"}
-    others = {"mpi": "MPI, us", "gloo": "gloo, us"}
+    records = {mpi: _record(name) for mpi, name in _MPI_RECORDS.items()}
+    ways = {"fastcoll": "dist, us", "fastcoll-direct": "call, us", "fastcoll-plan": "plan, us"}
+    ways |= {"mpi": "MPICH, us", "gloo": "gloo, us"}
     rows = []
+    for cases in zip(*(record["cases"] for record in records.values()), strict=True):
+        case, times = cases[0], [medians(one) for one in cases]
+        row = [case["collective"], size_text(case["size"]) if case["size"] else "-"]
+        row += [_or_dash(times[0].get(one), "{:.2f}") for one in ways]
+        rows.append([*row, *(times_text(one["mpi"] / one["fastcoll-plan"]) for one in times)])
+    titles = ["collective", "message", *ways.values(), *(f"{mpi} / plan" for mpi in records)]
+    lines = markdown(" | ".join(titles), rows, 2)
+    for mpi, record in records.items():
+        lines += _source(_MPI_RECORDS[mpi], record)
+    return lines
+
+
+def _vllm() -> list[str]:
+    record, rows = _record(name := "vllm_cpu_2ranks.jsonl"), []
     for case in record["cases"]:
         times = medians(case)
-        row = [case["collective"], size_text(case["size"]) if case["size"] else "-"]
-        row += [_or_dash(times.get(one), "{:.2f}") for one in (*paths, *others)]
-        rows.append([*row, times_text(times["mpi"] / times["fastcoll-plan"])])
-    titles = ["collective", "message", *paths.values(), *others.values(), "MPI / plan"]
-    return [*markdown(" | ".join(titles), rows, 2), *_source(name, record)]
+        by = [times[f"fastcoll{way}"] for way in ("", "-op", "-direct", "-plan")]
+        us = [f"{each:.2f}" for each in (*by, times["vllm"])]
+        ratios = [times_text(times["vllm"] / by[way]) for way in (1, 3)]
+        rows.append([case["collective"], size_text(case["size"]), *us, *ratios])
+    head = "collective | message | dist, us | operator, us | call, us | plan, us | vLLM, us"
+    return [*markdown(f"{head} | vLLM / operator | vLLM / plan", rows, 2), *_source(name, record)]
 
 
 def _objects() -> list[str]:
     name = "objects_cpu_2ranks.jsonl"
-    record = _record(name)
-    rows = []
+    record, rows = _record(name), []
     for case in record["cases"]:
         times = medians(case)
         by = [times[one] for one in ("gloo", "fastcoll", "fastcoll-direct")]
@@ -187,8 +205,7 @@ def _kernels() -> list[str]:
 
 def _engine() -> list[str]:
     name = "engine_cuda.jsonl"
-    record = _record(name)
-    rows = []
+    record, rows = _record(name), []
     for case in record["cases"]:
         ours, theirs = (case["time"][backend]["median"] for backend in ("fastcoll", "nccl"))
         rows.append([case["case"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])
@@ -249,8 +266,7 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
 
 def _clients() -> list[str]:
     name = "clients_cpu.jsonl"
-    record = _record(name)
-    rows = []
+    record, rows = _record(name), []
     for client in record["cases"]:
         for ranks, case in client["ranks"].items():
             if not case.get("agrees"):
@@ -348,7 +364,11 @@ def _picture(name: str) -> list[str]:
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"frameworks": _frameworks, "fault": _fault},
     "docs/guides/frameworks.md": {"clients": _clients},
-    "docs/guides/microseconds.md": {"communicator": _communicator, "objects": _objects},
+    "docs/guides/microseconds.md": {
+        "communicator": _communicator,
+        "vllm": _vllm,
+        "objects": _objects,
+    },
     "docs/guides/compile.md": {"compiled": _compiled},
     "docs/reference/environment.md": {"variables": _variables},
     "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
