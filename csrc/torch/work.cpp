@@ -33,7 +33,7 @@ void WorkFastcoll::abort() {
 
 void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   fault = translatedFault(fault);
-  ended_ = Clock::now();
+  if (terms_.timed) ended_ = Clock::now();
   terms_.extension.reset();
   finish(fault);
   transferEnded();

@@ -72,7 +72,7 @@ class WorkFastcoll : public c10d::Work {
 
   std::uint64_t seq_;
   WorkTerms terms_;
-  const TimePoint started_ = Clock::now();
+  const TimePoint started_ = terms_.timed ? Clock::now() : TimePoint{};  // if timed
   TimePoint ended_ = started_;
   std::mutex futureMutex_;
   bool settled_ = false;
