@@ -169,6 +169,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef send(Tensors& tensors, int destination, int tag) override;
   WorkRef recv(Tensors& tensors, int source, int tag) override;
   WorkRef recvAnysource(Tensors& tensors, int tag) override;
+  /// One message of CPU tensors, or of a device's: returns no work once it has been waited for.
+  WorkRef messageNow(const CallType& type, Tensors& tensors, int peer, int tag);
   /// Sends to one rank while it receives from another; returns when the message is received.
   WorkRef sendrecv(Tensors& sent, int target, Tensors& received, int source, int tag);
   void startCoalescing() override;
@@ -212,13 +214,18 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef reduceScatter(const CallSite& site, const Tensors& outputs, const Tensors& inputs,
                         const c10d::ReduceScatterOptions& opts, const Fusion* fusion = nullptr);
   WorkRef allToAll(std::shared_ptr<TensorTask> task, Call call);
-  WorkRef message(const CallType& type, Tensors& tensors, int peer, int tag);
+  struct AwaitedMessage;
+  /// `awaited`: the caller waits, so on CPU there may be no work, but this to await().
+  WorkRef message(const CallType& type, Tensors& tensors, int peer, int tag,
+                  AwaitedMessage* awaited = nullptr);
+  void await(const AwaitedMessage& message);
   void recordParameters(const Call& call, const char* name, std::uint64_t seq,
                         bool pointToPoint) const;
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
-  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer, int tag);
+  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer, int tag,
+                             AwaitedMessage* awaited);
   WorkRef launchMessage(const CallSite& site, at::Tensor& tensor, int peer, int tag,
-                        trace::RecordId record);
+                        trace::RecordId record, AwaitedMessage* awaited);
   bool collecting(WorkRef& work);
   void stopCollecting();
   /// Runs the body of a call and translates its exceptions to torch's. An exception also ends a

@@ -266,7 +266,7 @@ struct Send {
   static constexpr std::size_t kRequired = 2;
   static auto bind(const Arguments<3>& a) {
     return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
-               auto& group) mutable { return group.send(tensors, peer, tag); };
+               auto& group) mutable { return group.messageNow(calls::Send, tensors, peer, tag); };
   }
 };
 
@@ -276,7 +276,7 @@ struct Recv {
   static constexpr std::size_t kRequired = 2;
   static auto bind(const Arguments<3>& a) {
     return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
-               auto& group) mutable { return group.recv(tensors, peer, tag); };
+               auto& group) mutable { return group.messageNow(calls::Recv, tensors, peer, tag); };
   }
 };
 

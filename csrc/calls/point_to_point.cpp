@@ -9,7 +9,7 @@
 namespace fastcoll {
 namespace {
 
-/// One message. It completes its work when it is done.
+/// One message. It completes its work when it is done, or keeps its fault if it has none.
 class TensorMessage : public PointToPointOp {
  public:
   void complete(std::exception_ptr fault) noexcept override {
@@ -22,12 +22,14 @@ class TensorMessage : public PointToPointOp {
     }
     task.reset();
     if (trace != 0) tellTrace(fault);
-    std::exchange(work, nullptr)->markDone(fault);
+    if (const auto ended = std::exchange(work, nullptr)) return ended->markDone(fault);
+    unreported = std::move(fault);
   }
 
   std::shared_ptr<MessageNumbers> numbers;  // of receives from any rank
   std::optional<TensorTask> task;           // staging; keeps the tensor alive
   c10::intrusive_ptr<WorkFastcoll> work;
+  std::exception_ptr unreported;
 
  private:
   void tellTrace(const std::exception_ptr& fault) noexcept {
@@ -47,8 +49,14 @@ void checkPeer(const CallSite& site, int peer) {
 
 }  // namespace
 
+/// A message of a blocking call, which needs no work.
+struct ProcessGroupFastcoll::AwaitedMessage {
+  std::shared_ptr<TensorMessage> op;
+  WorkTerms terms;
+};
+
 WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer,
-                                                 int tag) {
+                                                 int tag, AwaitedMessage* awaited) {
   const bool send = site.type->collective == Collective::Send;
   const bool anySource = site.type == &calls::RecvAny;
   if (!anySource) checkPeer(site, peer);
@@ -73,7 +81,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
   try {
-    return launchMessage(site, tensor, peer, tag, record);
+    return launchMessage(site, tensor, peer, tag, record, awaited);
   } catch (...) {
     trace::fail(record, std::current_exception(), engine_->faulted());
     throw;
@@ -81,7 +89,8 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
 }
 
 WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& tensor, int peer,
-                                            int tag, trace::RecordId record) {
+                                            int tag, trace::RecordId record,
+                                            AwaitedMessage* awaited) {
   const bool send = site.type->collective == Collective::Send;
   PointToPoint& pointToPoint = engine_->pointToPoint(site.name, messages_ + 1);
   const bool profiled = at::hasCallbacks();
@@ -98,6 +107,12 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   WorkTerms terms = termsOf(options_->timeout);
   op->timeout = terms.timeout;
   op->deadline = deadlineAfter(Clock::now(), op->timeout);
+  if (awaited != nullptr && !profiled && !collects()) {
+    op->task->prepare();
+    pointToPoint.submit(op);
+    *awaited = {std::move(op), std::move(terms)};
+    return nullptr;
+  }
   // A title makes torch set up its profiler's record, which takes longer than a small message.
   auto work = c10::make_intrusive<PointToPointWork>(
       rank_, site.type->type, profiled ? site.type->title : nullptr,
@@ -115,12 +130,27 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   return work;
 }
 
-WorkRef ProcessGroupFastcoll::message(const CallType& type, Tensors& tensors, int peer, int tag) {
+WorkRef ProcessGroupFastcoll::message(const CallType& type, Tensors& tensors, int peer, int tag,
+                                      AwaitedMessage* awaited) {
   return guarded(type, [&](const CallSite& site) {
-    WorkRef work = launchPointToPoint(site, single(site, tensors), peer, tag);
+    WorkRef work = launchPointToPoint(site, single(site, tensors), peer, tag, awaited);
     collecting(work);
     return work;
   });
+}
+
+void ProcessGroupFastcoll::await(const AwaitedMessage& message) {
+  if (message.op == nullptr) return;
+  translated([&] { return engine_->pointToPoint().wait(message.op, TimePoint::max()); });
+  if (message.op->unreported) std::rethrow_exception(translatedFault(message.op->unreported));
+}
+
+WorkRef ProcessGroupFastcoll::messageNow(const CallType& type, Tensors& tensors, int peer,
+                                         int tag) {
+  AwaitedMessage awaited;
+  WorkRef work = message(type, tensors, peer, tag, &awaited);
+  await(awaited);
+  return work;
 }
 
 WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
@@ -146,9 +176,11 @@ WorkRef ProcessGroupFastcoll::sendrecv(Tensors& sent, int target, Tensors& recei
     recv(received, source, tag);
     return endCoalescing();
   }
-  WorkRef sending = send(sent, target, tag);
-  recv(received, source, tag)->wait();
-  return sending;
+  AwaitedMessage sending;
+  WorkRef work = message(calls::Send, sent, target, tag, &sending);
+  if (const WorkRef receiving = messageNow(calls::Recv, received, source, tag)) receiving->wait();
+  await(sending);
+  return work;
 }
 
 WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
