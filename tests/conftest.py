@@ -1,7 +1,6 @@
 """Fixtures of the whole suite."""
 
 import contextlib
-import getpass
 import os
 import tempfile
 
@@ -27,14 +26,12 @@ settings.load_profile("fixed")
 
 
 def _remove_what_ranks_leave(config: pytest.Config) -> None:
-    """Gives all processes of the run one temporary folder, which goes with the run. A killed rank removes nothing.
+    """Gives all processes of the run one temporary folder, and removes it at the end. A killed rank removes nothing.
 
     What the next run may use stays: Inductor's cache, and pytest's folders of failed tests.
     """
     usual = tempfile.gettempdir()
-    os.environ.setdefault(
-        "TORCHINDUCTOR_CACHE_DIR", os.path.join(usual, f"torchinductor_{getpass.getuser()}")
-    )
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{usual}/torchinductor_{os.getuid()}")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
     folder = tempfile.TemporaryDirectory(prefix="fastcoll-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)

@@ -14,10 +14,10 @@
 namespace fastcoll {
 namespace {
 
-// A worker without a task stays awake for kStay and looks for one every kLook. Within this time a
-// task of at most kSmallTask bytes is queued without waking it, unless the last wait came later
-// than that: mostly the caller waits soon and runs the task itself, and a woken thread would take
-// its core from this or another rank.
+// A worker without a task stays awake for kStay and checks the queue every kLook. Meanwhile a task
+// of at most kSmallTask bytes does not wake it. The caller usually waits soon and runs the task
+// itself, and a woken thread would take a core from this or another rank. If the last caller did
+// not wait within kLook, the next task wakes the worker.
 constexpr std::chrono::microseconds kLook{400};
 constexpr std::chrono::milliseconds kStay{4};
 constexpr std::size_t kSmallTask = 65536;

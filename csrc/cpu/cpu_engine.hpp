@@ -159,12 +159,12 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;   // a task has ended
-  std::condition_variable toWorker_;  // a task is queued that the worker must not overlook
+  std::condition_variable toWorker_;  // wakes the worker for a queued task
   std::deque<TaskRef> queue_;
   bool running_ = false;
   std::uint64_t sequence_ = 0;  // of the last admitted collective
   TimePoint submitted_;         // when the last task was queued
-  bool waitedLate_ = false;     // the worker had to look for the last tasks
+  bool waitedLate_ = false;     // the last caller did not wait soon
   bool workerAwake_ = false;
   bool closed_ = false;
   std::atomic<bool> refused_{false};  // a call was refused because the group has failed

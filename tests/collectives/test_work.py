@@ -41,7 +41,7 @@ def flattened(value):
 
 @on_ranks(2)
 def test_nobody_waits_after_waits():
-    """A thread that left small calls to their waiter still runs one that nobody waits for."""
+    """After calls whose callers waited, a call that nobody waits for still runs."""
     tensor = torch.ones(3)
     for _ in range(9):
         dist.all_reduce(tensor, async_op=True).wait()
