@@ -7,6 +7,7 @@ trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A
 An object travels as a pickle of protocol 5, with buffers outside of the pickle. Each rank that sends an object begins
 with one block of ``BLOCK`` bytes. The block has the sizes and, if they fit, all parts below ``LONG`` bytes. Otherwise
 these parts follow as one message. Each longer part then goes from the sender's memory into new memory of the receiver.
+Before such messages the ranks agree that all have the memory for them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, ReduceOp
 from torch.utils.dlpack import from_dlpack
 
 from fastcoll._group_backend import needed_cpu_backend
@@ -67,6 +68,7 @@ class Communicator(C.Communicator):
             ValueError: There is no such rank, or as below.
             TypeError, ValueError, AttributeError, pickle.PicklingError: Rank ``src`` cannot pickle the object. All
                 ranks raise this error.
+            MemoryError: A rank lacks the memory for its copy. All ranks raise this error.
         """
         sends = self.rank == src
         block = self._block()
@@ -85,6 +87,7 @@ class Communicator(C.Communicator):
         Raises:
             TypeError, ValueError, AttributeError, pickle.PicklingError: A rank cannot pickle its object. All ranks
                 raise this error.
+            MemoryError: A rank lacks the memory for its copies. All ranks raise this error.
         """
         block, blocks = self._block(), _Block(self.size * BLOCK)
         own = _Parts(value)
@@ -117,19 +120,39 @@ class Communicator(C.Communicator):
         if _COUNTS.size + length <= BLOCK:
             stream = content[_COUNTS.size : _COUNTS.size + length]
         else:
-            memory = bytearray(length) if own is None else own.stream
-            self.broadcast(torch.frombuffer(memory, dtype=torch.uint8), src)
-            stream = memoryview(memory)
+            sent = None if own is None else [torch.frombuffer(own.stream, dtype=torch.uint8)]
+            stream = memoryview(_memory_of(self._move([length], sent, src)[0]))
+        sizes = struct.unpack_from(f"<{count}q", stream)
+        longer = [size for size in sizes if size >= LONG]
+        sent = None if own is None else own.long
+        arrived = iter(self._move(longer, sent, src) if longer else [])
+        if own is not None:
+            return []
         place, parts = 8 * count, []
-        for index, size in enumerate(struct.unpack_from(f"<{count}q", stream)):
+        for size in sizes:
             if size >= LONG:
-                long = torch.empty(size, dtype=torch.uint8) if own is None else own.long[index]
-                self.broadcast(long, src)
-                parts.append(_memory_of(long))
+                parts.append(_memory_of(next(arrived)))
             else:
                 parts.append(bytearray(stream[place : place + size]))
                 place += size
-        return parts if own is None else []
+        return parts
+
+    def _move(self, sizes: list[int], sent: list[Tensor] | None, src: int) -> list[Tensor]:
+        """Moves memory of these sizes from rank ``src``, which has ``sent``. If one rank lacks memory, all raise."""
+        tensors, lacking = sent or [], torch.zeros(1, dtype=torch.int64)
+        try:
+            if sent is None:
+                tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        except (MemoryError, RuntimeError):
+            lacking += self.rank + 1
+        self.all_reduce(lacking, ReduceOp.MAX)
+        if lacking:
+            raise MemoryError(
+                f"fastcoll: rank {lacking.item() - 1} lacks the memory for an object of rank {src} ({sum(sizes)} bytes)"
+            )
+        for tensor in tensors:
+            self.broadcast(tensor, src)
+        return tensors
 
 
 def communicator(group: ProcessGroup | None = None) -> Communicator:
@@ -203,13 +226,13 @@ class _Parts:
     Attributes:
         sizes: Bytes of each part.
         stream: The sizes, and the short parts.
-        long: The long parts, by number.
+        long: The long parts, in their order.
         error: The pickle of the error; empty if there is none.
     """
 
     def __init__(self, value: Any) -> None:
         self.stream, self.error = bytearray(), b""
-        self.long: dict[int, Tensor] = {}
+        self.long: list[Tensor] = []
         content, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
         try:
             _Pickler(content, 5, buffer_callback=buffers.append).dump(value)
@@ -219,12 +242,12 @@ class _Parts:
             return
         self.sizes = [len(part) for part in parts]
         self.stream += struct.pack(f"<{len(parts)}q", *self.sizes)
-        for index, part in enumerate(parts):
+        for part in parts:
             if len(part) < LONG:
                 self.stream += part
                 continue
             writable = bytearray(part) if part.readonly else part
-            self.long[index] = torch.frombuffer(writable, dtype=torch.uint8)
+            self.long.append(torch.frombuffer(writable, dtype=torch.uint8))
 
     def write(self, content: bytearray) -> None:
         """Fills the block that is sent first: the counts, and the stream if it fits; or the error."""

@@ -1,8 +1,11 @@
 """Objects by fastcoll.communicator: of all sizes, with buffers of their own, and those that cannot travel."""
 
+import contextlib
 import dataclasses
 import pickle
+import resource
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,6 +183,32 @@ def test_what_cannot_be_unpickled_raises_where_it_arrives():
             comm.broadcast_object(None, 1)
     with pytest.raises(ValueError, match="not for me"):
         comm.all_gather_object([Poison(), of_size(LONG * (comm.rank + 1))])
+    assert comm.all_gather_object(comm.rank) == [0, 1, 2]
+
+
+@contextlib.contextmanager
+def without_more_memory(*, limited: bool):
+    """Leaves this process 64 MB of address space."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    left = pages * resource.getpagesize() + 2**26 if limited else before[0]
+    resource.setrlimit(resource.RLIMIT_AS, (left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("parts", [1, 5000], ids=["one long part", "many short ones"])
+@on_ranks(3)
+def test_a_rank_without_memory_raises_on_all_ranks(parts):
+    comm = fastcoll.communicator()
+    value = [np.zeros(2**28 // parts, dtype=np.uint8) for _ in range(parts)]
+    text = r"rank 2 lacks the memory for an object of rank 1 \(268\d{6} bytes\)"
+    with without_more_memory(limited=comm.rank == 2), pytest.raises(MemoryError, match=text):
+        comm.broadcast_object(value if comm.rank == 1 else None, 1)
+    with without_more_memory(limited=comm.rank == 2), pytest.raises(MemoryError, match=text):
+        comm.all_gather_object(value if comm.rank == 1 else of_size(LONG))
     assert comm.all_gather_object(comm.rank) == [0, 1, 2]
 
 
