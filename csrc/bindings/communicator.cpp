@@ -90,6 +90,11 @@ struct Planned {
   std::atomic<bool> runs{false};
 };
 
+struct RunEnds {
+  Planned& plan;
+  ~RunEnds() { plan.runs.store(false, std::memory_order_release); }
+};
+
 struct PlanObject {
   PyObject base;
   vectorcallfunc call;
@@ -105,11 +110,11 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
       throw py::type_error("fastcoll.CommunicatorPlan: expected no arguments");
     }
     Planned& plan = *reinterpret_cast<PlanObject*>(self)->planned;
-    if (plan.runs.exchange(true)) {
+    if (plan.runs.exchange(true, std::memory_order_acquire)) {
       throw py::value_error(
           "fastcoll.CommunicatorPlan: it runs on another thread. Make a plan for each.");
     }
-    const std::shared_ptr<void> ends(nullptr, [&plan](void*) { plan.runs = false; });
+    const RunEnds ends{plan};
     {
       const WithoutGil nogil;
       const Group group = plan.member.group(plan.call);
