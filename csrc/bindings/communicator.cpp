@@ -90,6 +90,7 @@ struct Planned {
   std::atomic<bool> runs{false};
 };
 
+/// Lets a plan run again.
 struct RunEnds {
   Planned& plan;
   ~RunEnds() { plan.runs.store(false, std::memory_order_release); }
