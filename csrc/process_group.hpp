@@ -206,12 +206,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef allReduce(const CallSite& site, const Tensors& tensors,
                     const c10d::AllreduceOptions& opts, const Fusion* fusion = nullptr,
                     std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
-  WorkRef allGather(const CallSite& site, const Tensors& outputs, const Tensors& inputs,
+  WorkRef allGather(const CallSite& site, Tensors outputs, Tensors inputs,
                     const c10d::AllgatherOptions& opts);
   WorkRef allGatherLists(const CallSite& site, const std::vector<Tensors>& lists,
                          const Tensors& inputs, Tensors outputs,
                          const c10d::AllgatherOptions& opts);
-  WorkRef reduceScatter(const CallSite& site, const Tensors& outputs, const Tensors& inputs,
+  WorkRef reduceScatter(const CallSite& site, Tensors outputs, Tensors inputs,
                         const c10d::ReduceScatterOptions& opts, const Fusion* fusion = nullptr);
   WorkRef allToAll(std::shared_ptr<TensorTask> task, Call call);
   struct AwaitedMessage;

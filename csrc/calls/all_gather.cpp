@@ -1,13 +1,15 @@
 // All-gathers: of tensors into one tensor for each, or into a list for each.
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "calls/checks.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
 
-WorkRef ProcessGroupFastcoll::allGather(const CallSite& site, const Tensors& outputs,
-                                        const Tensors& inputs, const c10d::AllgatherOptions& opts) {
+WorkRef ProcessGroupFastcoll::allGather(const CallSite& site, Tensors outputs, Tensors inputs,
+                                        const c10d::AllgatherOptions& opts) {
   paired(site, outputs, inputs);
   auto task = std::make_shared<TensorTask>(site, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -16,7 +18,8 @@ WorkRef ProcessGroupFastcoll::allGather(const CallSite& site, const Tensors& out
     task->addInput(inputs[i]);
     task->addOutputParts(outputs[i]);
   }
-  return launch(std::move(task), {opts.asyncOp, opts.timeout, inputs, outputs});
+  return launch(std::move(task),
+                {opts.asyncOp, opts.timeout, std::move(inputs), std::move(outputs)});
 }
 
 /// `lists[i]` has an output for input i from each rank.

@@ -1,14 +1,15 @@
 // Reduce-scatters: of one tensor for each output, or of a list with a tensor for each rank.
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "calls/checks.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
 
 namespace fastcoll {
 
-WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, const Tensors& outputs,
-                                            const Tensors& inputs,
+WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, Tensors outputs, Tensors inputs,
                                             const c10d::ReduceScatterOptions& opts,
                                             const Fusion* fusion) {
   paired(site, outputs, inputs);
@@ -34,7 +35,8 @@ WorkRef ProcessGroupFastcoll::reduceScatter(const CallSite& site, const Tensors&
   }
   setReduction(*task, request, opts.reduceOp);
   if (fusion != nullptr) setSquares(*task, to, *fusion);
-  return launch(std::move(task), {opts.asyncOp, opts.timeout, inputs, outputs});
+  return launch(std::move(task),
+                {opts.asyncOp, opts.timeout, std::move(inputs), std::move(outputs)});
 }
 
 WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
