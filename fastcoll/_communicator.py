@@ -139,10 +139,11 @@ class Communicator(C.Communicator):
 
     def _move(self, sizes: list[int], sent: list[Tensor] | None, src: int) -> list[Tensor]:
         """Moves memory of these sizes from rank ``src``, which has ``sent``. If one rank lacks memory, all raise."""
-        tensors, lacking = sent or [], torch.zeros(1, dtype=torch.int64)
+        tensors, lacking = sent or [], torch.zeros(1, dtype=torch.int64, device="cpu")
         try:
             if sent is None:
-                tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+                kind: Any = {"dtype": torch.uint8, "device": "cpu"}  # whatever the default device
+                tensors = [torch.empty(size, **kind) for size in sizes]
         except (MemoryError, RuntimeError):
             lacking += self.rank + 1
         self.all_reduce(lacking, ReduceOp.MAX)

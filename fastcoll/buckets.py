@@ -138,7 +138,9 @@ class BucketLayout:
         table = self._tables.get(key)
         if table is None:
             # If two threads make the table, both get the first one: launches keep its address only.
-            made = _copied(build().contiguous(), device, for_every_stream=True)
+            with torch.device("cpu"):  # whatever the default device
+                host = build().contiguous()
+            made = _copied(host, device, for_every_stream=True)
             table = self._tables.setdefault(key, made)
         return table
 
@@ -188,4 +190,4 @@ def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) 
 
 def address_table(addresses: Sequence[int], device: torch.device) -> Tensor:
     """Returns an int64 table of addresses, for kernels on the current stream; keep it until they are launched."""
-    return _copied(torch.tensor(addresses, dtype=torch.int64), device)
+    return _copied(torch.tensor(addresses, dtype=torch.int64, device="cpu"), device)

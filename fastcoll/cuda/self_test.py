@@ -36,7 +36,7 @@ _works: set[torch.device] = set()  # devices on which the list kernels passed
 
 def numbers(rank: int, count: int) -> Tensor:
     """Returns a rank's input: float32 [count], whole numbers below 2^18, because 32 of them add up exactly."""
-    index = torch.arange(count, dtype=torch.int64)
+    index = torch.arange(count, dtype=torch.int64, device="cpu")
     return ((index * 40_503 + rank * 25_717 + 1) % (1 << 18)).float()
 
 

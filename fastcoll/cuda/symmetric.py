@@ -300,7 +300,7 @@ def _map_regions(
         addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
         polls = mapper.polls_per_second
         with mapper.apart(where):
-            words = torch.zeros(2, dtype=torch.int64, pin_memory=where.type == "cuda")
+            words = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=where.type == "cuda")
             spins = PeerMemory.polls_in(patience, polls)
             buffers = PeerBuffers(member.rank, memory, addresses, layout, spins, words)
             return PeerMemory(buffers, memory, addresses, bucket_at, polls, share, mapper.free)

@@ -186,6 +186,15 @@ def test_what_cannot_be_unpickled_raises_where_it_arrives():
     assert comm.all_gather_object(comm.rank) == [0, 1, 2]
 
 
+@on_ranks(2)
+def test_another_default_device():
+    comm = fastcoll.communicator()
+    values = [of_size(BLOCK), of_size(LONG)]
+    with torch.device("meta"):
+        found = [comm.broadcast_object(value if comm.rank == 0 else None, 0) for value in values]
+    assert found == values
+
+
 @contextlib.contextmanager
 def without_more_memory(*, limited: bool):
     """Leaves this process 64 MB of address space."""

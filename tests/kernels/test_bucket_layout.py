@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll.buckets import BucketLayout, require_apart
+from fastcoll.buckets import BucketLayout, address_table, require_apart
 
 CPU = torch.device("cpu")
 
@@ -40,6 +40,14 @@ def test_tables_are_made_once() -> None:
     assert layout.block_map(4, CPU) is layout.block_map(4, CPU)
     assert layout.byte_offsets(torch.float32, CPU).tolist() == [0, 12]
     assert layout.byte_offsets(torch.bfloat16, CPU).tolist() == [0, 6]
+
+
+def test_tables_do_not_follow_the_default_device() -> None:
+    layout = BucketLayout([3, 5])
+    with torch.device("meta"):
+        tables = [layout.block_map(4, CPU), layout.device_sizes(CPU), address_table([1], CPU)]
+        tables.append(layout.byte_offsets(torch.float32, CPU))
+    assert [table.device for table in tables] == [CPU] * 4
 
 
 def test_bad_layouts_are_refused() -> None:
