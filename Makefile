@@ -228,6 +228,7 @@ lint: $(STAMPS)/dev
 	'$(PYTHON)' -m codespell_lib
 	'$(PYTHON)' tests/check_pages.py
 	'$(PYTHON)' tests/stub.py --check
+	'$(PYTHON)' tests/mutants.py --list > /dev/null
 
 format: $(STAMPS)/dev
 	'$(PYTHON)' tests/stub.py

@@ -351,6 +351,9 @@ def main() -> int:
     if given.list:
         for mutant in chosen:
             print(f"{mutant.name:52} {mutant.file}")
+            if (ROOT / mutant.file).read_text().count(mutant.old) != 1:
+                print(f"{mutant.name}: {mutant.file} must have its text once", file=sys.stderr)
+                return 2
         return 0
     COPY.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds run(), which ends its command

@@ -4,6 +4,7 @@ Target: the timeout of the group plus 0.5 s at most. Groups begin with a long ti
 of them alone has the short one, and calls when the others are in the call: a rank that is only slow is never missing.
 """
 
+import ctypes
 import re
 import signal
 import time
@@ -313,8 +314,15 @@ def test_wait_with_a_timeout_raises_and_the_work_goes_on(jobs, kind):
 
 def comes_last(rank: Rank):
     rank.used()
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    for number, handler in ((HANGS, libc.pause), (GOES_ON, libc.abs)):
+        libc.signal(number, ctypes.cast(handler, ctypes.c_void_p))
     others_first(rank, 2, TIMEOUT)
     return catch(dist.all_reduce, torch.ones(4 << 20))  # more than a rank can publish at once
+
+
+HANGS, GOES_ON = signal.SIGUSR1, signal.SIGUSR2
 
 
 def sleeps(pid: int) -> bool:
@@ -327,17 +335,26 @@ def sleeps(pid: int) -> bool:
     return True
 
 
-def test_a_rank_is_stopped_within_a_call_to_which_all_have_come(jobs):
-    job = jobs(3, comes_last, environment={"FASTCOLL_SPIN_US": "0"})
+@pytest.mark.parametrize(
+    "hosts, stop, go_on, state",
+    [
+        ("000", signal.SIGSTOP, signal.SIGCONT, "state T (stopped)"),
+        ("0001", HANGS, GOES_ON, "state S"),  # of any rank that waits, for all of them sleep
+    ],
+    ids=["stopped", "hangs, and another host waits"],
+)
+def test_a_rank_stands_still_within_a_call_to_which_all_have_come(jobs, hosts, stop, go_on, state):
+    job = jobs(len(hosts), comes_last, hosts=hosts, environment={"FASTCOLL_SPIN_US": "0"})
     job.hear_all()
     while not sleeps(job.pids[ABSENT]):  # it has published what there is room for, and waits
         pass
-    job.signal(ABSENT, signal.SIGSTOP)
+    job.signal(ABSENT, stop)
     job.tell(2)
     for fault in job.hear_all(but=[ABSENT]).values():
-        said = "all ranks arrived, still waiting for", job.name(ABSENT), "state T (stopped)"
+        said = "all ranks arrived, still waiting for", state
         assert_timed_out(fault, "all_reduce(seq ", *said)
-    job.signal(ABSENT, signal.SIGCONT)
+        assert stop == HANGS or job.name(ABSENT) in fault.text, fault
+    job.signal(ABSENT, go_on)
     assert_raised(job.hear(ABSENT))
 
 
