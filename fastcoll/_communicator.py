@@ -7,7 +7,7 @@ trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A
 An object travels as a pickle of protocol 5, with buffers outside of the pickle. Each rank that sends an object begins
 with one block of ``BLOCK`` bytes. The block has the sizes and, if they fit, all parts below ``LONG`` bytes. Otherwise
 these parts follow as one message. Each longer part then goes from the sender's memory into new memory of the receiver.
-Before such messages the ranks agree that all have the memory for them.
+The ranks first make sure that each of them has the memory for such messages.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Communicator(C.Communicator):
         tensors, lacking = sent or [], torch.zeros(1, dtype=torch.int64, device="cpu")
         try:
             if sent is None:
-                kind: Any = {"dtype": torch.uint8, "device": "cpu"}  # whatever the default device
+                kind: Any = {"dtype": torch.uint8, "device": "cpu"}  # not the default device
                 tensors = [torch.empty(size, **kind) for size in sizes]
         except (MemoryError, RuntimeError):
             lacking += self.rank + 1

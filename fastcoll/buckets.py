@@ -138,7 +138,7 @@ class BucketLayout:
         table = self._tables.get(key)
         if table is None:
             # If two threads make the table, both get the first one: launches keep its address only.
-            with torch.device("cpu"):  # whatever the default device
+            with torch.device("cpu"):  # not the default device
                 host = build().contiguous()
             made = _copied(host, device, for_every_stream=True)
             table = self._tables.setdefault(key, made)

@@ -41,7 +41,7 @@ def flattened(value):
 
 @on_ranks(2)
 def test_nobody_waits_after_waits():
-    """After calls whose callers waited, a call that nobody waits for still runs."""
+    """A call without a waiter runs too, even if the callers before it waited."""
     tensor = torch.ones(3)
     for _ in range(9):
         dist.all_reduce(tensor, async_op=True).wait()

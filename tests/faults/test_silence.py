@@ -339,7 +339,8 @@ def sleeps(pid: int) -> bool:
     "hosts, stop, go_on, state",
     [
         ("000", signal.SIGSTOP, signal.SIGCONT, "state T (stopped)"),
-        ("0001", HANGS, GOES_ON, "state S"),  # of any rank that waits, for all of them sleep
+        # All waiting ranks sleep, so the error may name another one.
+        ("0001", HANGS, GOES_ON, "state S"),
     ],
     ids=["stopped", "hangs, and another host waits"],
 )
