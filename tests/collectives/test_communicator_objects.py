@@ -213,6 +213,9 @@ def without_more_memory(*, limited: bool):
 def test_a_rank_without_memory_raises_on_all_ranks(parts):
     comm = fastcoll.communicator()
     value = [np.zeros(2**28 // parts, dtype=np.uint8) for _ in range(parts)]
+    comm.all_gather_object(item(LONG, rank=comm.rank))  # maps the group's memory
+    for root in range(comm.size):
+        comm.broadcast_object(item(2 * LONG), root)
     text = r"rank 2 lacks the memory for an object of rank 1 \(268\d{6} bytes\)"
     with without_more_memory(limited=comm.rank == 2), pytest.raises(MemoryError, match=text):
         comm.broadcast_object(value if comm.rank == 1 else None, 1)
