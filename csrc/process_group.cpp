@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
 #include "cpu/worker_pool.hpp"
 #include "network/networks.hpp"
@@ -68,6 +69,7 @@ ProcessGroupFastcoll::~ProcessGroupFastcoll() {
 
 void ProcessGroupFastcoll::release_resources() {
   if (engine_ == nullptr) return;  // the destructor comes second
+  beforeWait();
   endTrace();
   device_.reset();
   engine_->shutdown();

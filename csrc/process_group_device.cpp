@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/entry_lock.hpp"
 #include "cpu/worker_pool.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device_plan.hpp"
@@ -95,6 +96,7 @@ void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
     deviceEngine(device.type()).connect(device);
     const std::lock_guard<std::mutex> lock(deviceMutex_);
     bound_ = device;
+    usesDevice_ = true;
   });
 }
 
@@ -112,6 +114,7 @@ void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
   if (child == nullptr) return;
   const std::lock_guard<std::mutex> lock(child->deviceMutex_);
   child->bound_ = device;
+  child->usesDevice_ = true;
 }
 
 void ProcessGroupFastcoll::enableCollectivesTiming() {
@@ -124,6 +127,7 @@ void ProcessGroupFastcoll::enableCollectivesTiming() {
 
 WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call,
                                              int pair) {
+  beforeWait();
   const c10::Device device = *task->device();
   DeviceEngine& engine = deviceEngine(device.type());
   const auto traced = [&] {
@@ -146,6 +150,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
     lastDevice_ = device;
+    usesDevice_ = true;
     bound = bound_ == device;
   }
   DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
@@ -226,12 +231,13 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
 /// group that neither used a device nor is bound to one waits for none, even if the caller names
 /// one: torch names device 0 if there is no device, and a group of CPU tensors starts no CUDA.
 std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOptions& opts) {
+  if (!usesDevice_) return nullptr;
+  beforeWait();
   std::optional<c10::Device> device;
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
     device = lastDevice_ ? lastDevice_ : bound_;
   }
-  if (!device) return nullptr;
   if (opts.device && opts.device->type() == device->type() && opts.device->has_index()) {
     device = *opts.device;
   }

@@ -7,10 +7,10 @@
 
 #include <structmember.h>  // after Python.h
 
-#include <atomic>
 #include <functional>
 #include <utility>
 
+#include "base/entry_lock.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/communicator_calls.hpp"
 #include "process_group.hpp"
@@ -21,6 +21,20 @@ namespace fastcoll::direct {
 namespace {
 
 using Group = c10::intrusive_ptr<ProcessGroupFastcoll>;
+
+/// Keeps the GIL in its scope until the thread waits.
+class GilUntilWait final : public EntryLock {
+ public:
+  ~GilUntilWait() override {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  void release() override {
+    if (PyGILState_Check() != 0) state_ = PyEval_SaveThread();
+  }
+
+ private:
+  PyThreadState* state_ = nullptr;
+};
 
 /// Frees the GIL in its scope.
 class WithoutGil {
@@ -87,13 +101,13 @@ struct Planned {
   const char* const call;
   std::function<WorkRef(ProcessGroupFastcoll&)> issue;
   std::shared_ptr<ProcessGroupFastcoll::Prepared> prepared;  // nullptr: issue() makes the call
-  std::atomic<bool> runs{false};
+  bool runs = false;                                         // under the GIL
 };
 
 /// Lets a plan run again.
 struct RunEnds {
   Planned& plan;
-  ~RunEnds() { plan.runs.store(false, std::memory_order_release); }
+  ~RunEnds() { plan.runs = false; }
 };
 
 struct PlanObject {
@@ -111,13 +125,13 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
       throw py::type_error("fastcoll.CommunicatorPlan: expected no arguments");
     }
     Planned& plan = *reinterpret_cast<PlanObject*>(self)->planned;
-    if (plan.runs.exchange(true, std::memory_order_acquire)) {
+    if (std::exchange(plan.runs, true)) {
       throw py::value_error(
           "fastcoll.CommunicatorPlan: it runs on another thread. Make a plan for each.");
     }
     const RunEnds ends{plan};
     {
-      const WithoutGil nogil;
+      const GilUntilWait gil;
       const Group group = plan.member.group(plan.call);
       if (plan.prepared != nullptr && group->canRun(*plan.prepared)) {
         try {
@@ -127,6 +141,7 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
           throw;
         }
       } else if (const WorkRef work = plan.issue(*group)) {
+        beforeWait();
         work->wait();
       }
     }
@@ -163,9 +178,12 @@ PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
   return raising([&]() -> PyObject* {
     auto call = Call::bind(argumentsOf<Call>(given, count, keywords));
     {
-      const WithoutGil nogil;
+      const GilUntilWait gil;
       const Group group = memberOf(self).group(Call::kName);
-      if (const WorkRef work = call(*group)) work->wait();
+      if (const WorkRef work = call(*group)) {
+        beforeWait();
+        work->wait();
+      }
     }
     Py_RETURN_NONE;
   });

@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
+#include "base/entry_lock.hpp"
 #include "process_group.hpp"
 #include "torch/work_registry.hpp"
 
@@ -68,9 +69,8 @@ bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
     }
   });
   if (at::hasCallbacks()) return false;  // the profiler needs a work
-  if (prepared.task->request.collective != Collective::Barrier) return true;
-  const std::lock_guard<std::mutex> lock(deviceMutex_);
-  return !lastDevice_ && !bound_;  // otherwise the barrier waits for a stream
+  // A barrier waits for the stream of a device that the group has used.
+  return prepared.task->request.collective != Collective::Barrier || !usesDevice_.load();
 }
 
 void ProcessGroupFastcoll::run(Prepared& prepared) {
@@ -120,6 +120,7 @@ WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task, Call call
     engine_->runInline(task);
     return nullptr;
   }
+  beforeWait();
   if (profiled) {
     recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1,
                      false);

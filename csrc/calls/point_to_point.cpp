@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
+#include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
 #include "process_group.hpp"
 
@@ -94,6 +95,7 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   const bool send = site.type->collective == Collective::Send;
   PointToPoint& pointToPoint = engine_->pointToPoint(site.name, messages_ + 1);
   const bool profiled = at::hasCallbacks();
+  if (profiled || tensor.nbytes() > kBriefBytes || engine_->isRemote()) beforeWait();
   auto op = std::make_shared<TensorMessage>();
   op->task.emplace(site);
   op->task->add(tensor, send ? &op->message : nullptr, send ? nullptr : &op->message);

@@ -8,6 +8,7 @@
 
 #include <numeric>
 
+#include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
 #include "process_group.hpp"
 
@@ -22,6 +23,7 @@ class SparseTask : public TensorTask {
       : TensorTask(call, tensor), tensor_(std::move(tensor)), ranks_(call.size) {}
 
   void run(CpuEngine& engine) override {
+    beforeWait();
     kept_.clear();
     at::AutoDispatchBelowADInplaceOrView guard;
     const at::Tensor mine = tensor_.coalesce();

@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/entry_lock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "cpu/worker_pool.hpp"
@@ -27,6 +28,7 @@ void AbortHooks::clear() {
 }
 
 void AbortHooks::call() noexcept {
+  beforeWait();
   std::unique_lock<std::mutex> lock(mutex_);
   if (phase_ == Phase::Running && runner_ != std::this_thread::get_id()) {
     awaitEnd(lock, std::chrono::seconds(10));

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/entry_lock.hpp"
 #include "base/fork.hpp"
 #include "base/interrupt.hpp"
 #include "base/topology.hpp"
@@ -21,6 +22,10 @@ namespace {
 constexpr std::chrono::microseconds kLook{400};
 constexpr std::chrono::milliseconds kStay{4};
 constexpr std::size_t kSmallTask = 65536;
+
+std::size_t bytesOf(const Request& request) {
+  return request.count * elementSize(request.dtype);
+}
 
 template <std::size_t N>
 void setText(char (&field)[N], const std::string& value) {
@@ -108,6 +113,7 @@ void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char*
   if (!forked && !destroyed && !aborted && !fault_) return;
   const Fault fault = fault_.value_or(Fault{});
   lock.unlock();
+  beforeWait();
   if (!destroyed) config_.failing();  // another rank's fault may be seen here first
   const std::string head = errorHead(call, config_, seq);
   if (forked) throw Error(ErrorKind::Backend, head + kForked);
@@ -125,7 +131,7 @@ void Task::run(CpuEngine& engine) {
 }
 
 void CpuEngine::run(Request& request) {
-  request.deadline = deadlineAfter(Clock::now(), request.timeout);
+  if (bytesOf(request) > kBriefBytes) beforeWait();
   switch (path_.load(std::memory_order_acquire)) {
     case Path::Local:
       return runSingleRank(request);
@@ -133,6 +139,8 @@ void CpuEngine::run(Request& request) {
       runCollective(*stream_, request, config_.tuning);
       break;
     default:
+      beforeWait();
+      request.deadline = deadlineAfter(Clock::now(), request.timeout);
       runMultiHost(multiHost_, request,
                    errorHead(collectiveName(request.collective), config_, request.seq));
   }
@@ -142,16 +150,21 @@ void CpuEngine::run(Request& request) {
 void CpuEngine::execute(Task& task) {
   Request& request = task.request;
   const auto fail = [&](const char* what, const std::string& end) {
+    beforeWait();
     abort(ErrorKind::Backend,
           concat("rank ", config_.rank, what, describe(request.signature()), end));
     takeConnectionsBack();
     trace::fail(task.trace, std::current_exception());
   };
   try {
-    if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(request.timeout);
+    if (path_.load(std::memory_order_acquire) == Path::Undecided) {
+      beforeWait();
+      decide(request.timeout);
+    }
     task.run(*this);
     trace::complete(task.trace);
   } catch (const Error& error) {
+    beforeWait();
     try {
       failHere(request, error);
     } catch (const Error& first) {
@@ -209,6 +222,7 @@ void CpuEngine::runInline(const TaskRef& task) {
     return release(lock);
   }
   // Another collective runs or is queued: queue behind it and help.
+  beforeWait();
   const auto ended = std::make_shared<Completion>();
   task->completion = ended;
   queue_.push_back(task);
@@ -225,7 +239,7 @@ std::uint64_t CpuEngine::submit(TaskRef task) {
   std::unique_lock<std::mutex> lock(mutex_);
   admit(lock, *task, false);
   const std::uint64_t seq = task->request.seq;
-  const bool small = task->request.count * elementSize(task->request.dtype) <= kSmallTask;
+  const bool small = bytesOf(task->request) <= kSmallTask;
   queue_.push_back(std::move(task));
   submitted_ = Clock::now();
   try {

@@ -15,11 +15,8 @@
 
 namespace fastcoll {
 
-/// A collective's signature, which all ranks compare. A rank writes it before it publishes the
-/// collective's first segment; a peer reads it after it has seen that segment published. Two are
-/// used in turn. A rank writes the one of collective k only after all peers have arrived at k-1,
-/// so after all have left k-2.
-struct alignas(64) Signature {
+/// A collective's signature, which all ranks compare.
+struct Signature {
   std::uint64_t seq;
   std::uint64_t count;    // elements; each peer has its own expected count
   std::uint64_t longest;  // all_to_all: bytes of the largest message this rank sends to a peer
@@ -31,14 +28,24 @@ struct alignas(64) Signature {
   ReduceOp op;
   bool hasWireDtype;  // `dtype` is the wire dtype of wider tensors
 };
-static_assert(sizeof(Signature) == 64);
+
+/// A rank's arrival in a collective, in one line: a peer that waits for it fetches the signature at
+/// once. A rank writes `position` when it publishes the collective's first segment, and the
+/// signature before. Two are used in turn. A rank writes the one of collective k only after all
+/// peers have arrived at k-1, so after all have left k-2.
+struct alignas(64) Arrival {
+  Signature signature;
+  std::atomic<std::uint64_t> position;  // the end of the first segment
+};
+static_assert(sizeof(Arrival) == 64);
 
 /// Positions in the group's stream of segments. They only grow. A futex on the low half of either
-/// one wakes the ranks that sleep on this block.
+/// one, or of an arrival's, wakes the ranks that sleep on this block. Peers read this line seldom
+/// in collectives of one segment, so it stays with its owner.
 struct alignas(64) Progress {
   std::atomic<std::uint64_t> published;  // peers may read this rank's segments up to here
   std::atomic<std::uint64_t> consumed;   // it has read, and written, all peers' segments up to here
-  std::atomic<std::uint32_t> waiters;    // ranks that sleep on one of the two, or are about to
+  std::atomic<std::uint32_t> waiters;    // ranks that sleep on a position, or are about to
   std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
 };
 
@@ -64,7 +71,7 @@ struct ControlBlock {
   std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
   std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
-  Signature signatures[2];
+  Arrival arrivals[2];
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 

@@ -70,7 +70,8 @@ std::string SegmentStream::prefix() const {
 
 void SegmentStream::begin(const Signature& signature,
                           const std::vector<std::uint64_t>& expectedCount,
-                          const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout) {
+                          const std::uint64_t* splits, std::optional<TimePoint> deadline,
+                          Milliseconds timeout) {
   signature_ = signature;
   expectedCount_ = expectedCount;
   deadline_ = deadline;
@@ -79,7 +80,7 @@ void SegmentStream::begin(const Signature& signature,
   std::ranges::fill(compared_, std::uint8_t{0});
   if (memory_.aborted()) memory_.throwAborted(prefix());
   ControlBlock& own = memory_.own();
-  own.signatures[collectives_ % 2] = signature_;
+  own.arrivals[collectives_ % 2].signature = signature_;
   if (splits != nullptr) {
     std::copy(splits, splits + 2 * size(), own.splits(collectives_));
   }
@@ -153,8 +154,14 @@ std::uint8_t* SegmentStream::awaitConsumed(const Segment& segment) {
 }
 
 void SegmentStream::publish(const Segment& segment) {
-  Progress& progress = memory_.own().progress;
-  publishWord(progress.published, progress.waiters, segment.end);
+  ControlBlock& own = memory_.own();
+  Progress& progress = own.progress;
+  if (progress.published.load(std::memory_order_relaxed) > next_) {
+    return publishWord(progress.published, progress.waiters, segment.end);
+  }
+  // The first one of the collective: peers wait for the arrival.
+  progress.published.store(segment.end, std::memory_order_release);
+  publishWord(own.arrivals[collectives_ % 2].position, progress.waiters, segment.end);
 }
 
 void SegmentStream::consume(const Segment& segment) {
@@ -166,7 +173,7 @@ void SegmentStream::awaitArrival(int peer) {
   ControlBlock& block = memory_.block(memberOf(peer));
   awaited_ = peer;
   waitOn(
-      block.progress.published, block.progress.waiters,
+      block.arrivals[collectives_ % 2].position, block.progress.waiters,
       [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
   compare(peer);
 }
@@ -181,6 +188,9 @@ void SegmentStream::awaitPublished(int peer, const Segment& segment) {
   // Ranks that disagree may place other segments: compare before waiting for this one.
   if (compared_[peer] == 0) awaitArrival(peer);
   ControlBlock& block = memory_.block(memberOf(peer));
+  if (block.arrivals[collectives_ % 2].position.load(std::memory_order_acquire) >= segment.end) {
+    return;
+  }
   awaited_ = peer;
   waitOn(
       block.progress.published, block.progress.waiters,
@@ -215,7 +225,7 @@ void SegmentStream::throwIfAborted() {
 }
 
 const Signature& SegmentStream::signatureOf(int peer) const {
-  return memory_.block(memberOf(peer)).signatures[collectives_ % 2];
+  return memory_.block(memberOf(peer)).arrivals[collectives_ % 2].signature;
 }
 
 std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
@@ -252,12 +262,18 @@ bool SegmentStream::shouldStop() {
   if (memory_.aborted()) return true;
   if (checkLostPeers()) return true;
   const auto now = Clock::now();
-  if (now >= deadline_ && now >= deadlineAfter(deadline_, patience())) {
+  if (now >= firstDeadline() && now >= deadlineAfter(firstDeadline(), patience())) {
     stopKind_ = ErrorKind::Timeout;
     stopCause_ = timedOut(signature_, timeout_, lateRanks());
     return true;
   }
   return false;
+}
+
+/// The deadline, before any extension.
+TimePoint SegmentStream::firstDeadline() {
+  if (!deadline_) deadline_ = deadlineAfter(Clock::now(), timeout_);
+  return *deadline_;
 }
 
 // A peer that died or left ends the wait if it is the awaited one, or if it has not arrived. A peer

@@ -27,6 +27,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,9 +68,10 @@ class SegmentStream : private WaitPolicy {
   void setGrace(Milliseconds grace) { grace_ = grace; }
   /// Starts a collective: announces its signature. `expectedCount[peer]` is the number of elements
   /// that each peer must announce; empty: as many as this rank. `splits` are the bytes sent to each
-  /// peer and expected from each (all_to_all), or nullptr.
+  /// peer and expected from each (all_to_all), or nullptr. Without a deadline the timeout begins
+  /// with the first wait that does not end at once, because a clock takes as long as a barrier.
   void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
-             const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
+             const std::uint64_t* splits, std::optional<TimePoint> deadline, Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
   /// in the large ring, whatever the size. Readers may write only there, because only that ring's
   /// memory is kept for late writers.
@@ -152,7 +154,8 @@ class SegmentStream : private WaitPolicy {
  private:
   bool shouldStop() override;
   [[noreturn]] void throwStopReason() override;
-  TimePoint deadline() const override { return deadlineAfter(deadline_, 3 * grace_); }
+  TimePoint deadline() override { return deadlineAfter(firstDeadline(), 3 * grace_); }
+  TimePoint firstDeadline();
   bool checkLostPeers();
   char stateOf(int peer) const;
   Milliseconds patience() const;
@@ -180,7 +183,7 @@ class SegmentStream : private WaitPolicy {
   Signature signature_{};
   std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
-  TimePoint deadline_;
+  std::optional<TimePoint> deadline_;
   Milliseconds timeout_{};
   Milliseconds grace_{};
   int awaited_ = -1;       // peer that the present wait is for

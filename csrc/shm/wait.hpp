@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "base/clock.hpp"
+#include "base/entry_lock.hpp"
 #include "shm/futex.hpp"
 
 namespace fastcoll {
@@ -26,11 +27,12 @@ class WaitPolicy {
   virtual bool shouldStop() = 0;
   /// Called after shouldStop(), if the word is still not ready.
   [[noreturn]] virtual void throwStopReason() = 0;
-  virtual TimePoint deadline() const = 0;
+  virtual TimePoint deadline() = 0;
 };
 
 constexpr std::chrono::milliseconds kWaitSlice{50};
 constexpr int kBriefSpins = 128;  // a few microseconds without a system call
+constexpr int kSpinsWithLock = 32;
 
 template <typename Ready>
 void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& waiters,
@@ -38,6 +40,7 @@ void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& 
   if (ready(word.load(std::memory_order_acquire))) return;
   if (spinMicros > 0) {
     for (int i = 0; i < kBriefSpins; ++i) {
+      if (i == kSpinsWithLock) beforeWait();
       cpuRelax();
       if (ready(word.load(std::memory_order_acquire))) return;
     }
@@ -51,6 +54,7 @@ void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& 
       }
     } while (Clock::now() < end);
   }
+  beforeWait();
   for (;;) {
     if (policy.shouldStop()) {
       // The peer may have written the word before it exited; then the word counts.

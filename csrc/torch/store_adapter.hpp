@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/entry_lock.hpp"
 #include "base/error.hpp"
 #include "base/store.hpp"
 
@@ -37,6 +38,7 @@ class StoreAdapter : public KeyValueStore {
   }
 
   std::string setFirst(const std::string& key, const std::string& value) override {
+    beforeWait();
     std::vector<std::uint8_t> there;
     try {
       const std::vector<std::uint8_t> mine(value.begin(), value.end());
@@ -48,6 +50,7 @@ class StoreAdapter : public KeyValueStore {
   }
 
   void erase(const std::string& key) noexcept override {
+    beforeWait();
     try {
       store_->deleteKey(key);
     } catch (const std::exception&) {  // not every store can delete, and this one may be gone
@@ -57,6 +60,7 @@ class StoreAdapter : public KeyValueStore {
  private:
   template <typename Use>
   void attempt(Use use) {
+    beforeWait();
     try {
       use();
     } catch (const c10::Error& error) {

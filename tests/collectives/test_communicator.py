@@ -3,6 +3,7 @@
 Faults of its calls are in tests/faults, beside those of torch's.
 """
 
+import functools
 import gc
 import os
 import queue
@@ -249,6 +250,42 @@ def test_a_plan_is_for_one_thread_at_a_time():
         dist.recv(torch.ones(1), 0)
         plan()
     assert tensor.tolist() == [2.0] * 3
+
+
+def send_or_recv(comm, peer: int):
+    tensor = torch.ones(1)
+    return (lambda: comm.recv(tensor, peer)) if comm.rank == 0 else (lambda: comm.send(tensor, peer))
+
+
+CALLS = {
+    "barrier": lambda comm, _: comm.barrier,
+    "barrier_plan": lambda comm, _: comm.barrier_plan(),
+    "all_reduce": lambda comm, _: functools.partial(comm.all_reduce, torch.ones(1)),
+    "all_reduce_plan": lambda comm, _: comm.all_reduce_plan(torch.ones(1)),
+    "long_all_reduce": lambda comm, _: functools.partial(comm.all_reduce, torch.ones(1 << 20)),
+    "sendrecv": lambda comm, peer: comm.sendrecv_plan(torch.ones(1), peer, torch.ones(1), peer),
+    "recv": send_or_recv,
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("name", CALLS)
+@on_ranks(2)
+def test_other_threads_run_while_a_call_waits(name, first):
+    # A call frees the GIL when it waits. Rank 1 waits for a thread of rank 0 before it calls.
+    comm = fastcoll.communicator()
+    call = CALLS[name](comm, 1 - comm.rank)
+    if not first:
+        call()
+    store = dist.distributed_c10d._get_default_store()
+    if comm.rank == 0:
+        thread = threading.Timer(0.05, lambda: store.set(f"called {name} {first}", ""))
+        thread.start()
+        call()
+        thread.join()
+    else:
+        store.wait([f"called {name} {first}"])
+        call()
 
 
 @on_ranks(2)

@@ -63,8 +63,10 @@ byte published[N];
 byte consumed[N];
 byte waiters[N];
 
-/* Arrivals: two lines, used in turn. The ring, by its content: number of the segment plus one. */
+/* Arrivals: two lines, used in turn, each with a position that peers wait for. The ring, by its
+ * content: number of the segment plus one. */
 byte arrival[N * 2];
+byte position[N * 2];
 byte ring[N * RING];
 byte part[BACK * N * N * RING + 1]; /* what reader r has written into a slot of p, by p, r and slot */
 #define PART(p, r, i) part[((p) * N + (r)) * RING + (i) % RING]
@@ -83,16 +85,18 @@ byte raisedCause;   /* what was raised first, on any rank */
 /* The kernel's list of sleepers: the word that a rank sleeps on, 0 = it is awake. */
 byte sleepsOn[N];
 
-#define PUBLISHED 0
-#define CONSUMED 1
-#define WORD(kind, p) (kind == PUBLISHED -> published[p] : consumed[p])
-#define NAME(kind, p) (1 + 2 * (p) + kind)
-
 #ifdef M_ONE_ARRIVAL_LINE
 #define LINE(c) 0
 #else
 #define LINE(c) ((c) % 2)
 #endif
+
+#define PUBLISHED 0
+#define CONSUMED 1
+#define ARRIVED(c) (2 + LINE(c))
+#define WORD(kind, p) \
+  (kind == PUBLISHED -> published[p] : (kind == CONSUMED -> consumed[p] : position[(p) * 2 + kind - 2]))
+#define NAME(kind, p) (1 + 4 * (p) + kind)
 
 /* Signatures are equal but for one rank's in one collective. */
 #define SIGNATURE(r, c) (1 + (c) + (DIFFERS && (r) == 1 && (c) == 1 -> 100 : 0))
@@ -121,7 +125,8 @@ inline publishWord(kind, p, value) {
 #endif
   if
   :: kind == PUBLISHED -> published[p] = value
-  :: else -> consumed[p] = value
+  :: kind == CONSUMED -> consumed[p] = value
+  :: else -> position[(p) * 2 + kind - 2] = value
   fi;
 #ifndef M_LOOKS_BEFORE_STORE
   sleepers = waiters[p];
@@ -131,6 +136,16 @@ inline publishWord(kind, p, value) {
   :: else
   fi;
   sleepers = 0
+}
+
+/* publish(): the first segment of a collective is what peers wait for to arrive. */
+inline publish(i) {
+  if
+  :: i > next -> publishWord(PUBLISHED, me, i + 1)
+  :: else ->
+    published[me] = i + 1;
+    publishWord(ARRIVED(c), me, i + 1)
+  fi
 }
 
 /* checkWorthlessPeers, for one peer and as one expression: what ends a slice. */
@@ -278,7 +293,12 @@ inline tellAll() {
   claimed = 0;
   q = 0;
   do
-  :: q < N && told -> wake(PUBLISHED, q); wake(CONSUMED, q); q++
+  :: q < N && told ->
+    wake(2, q);
+    wake(3, q);
+    wake(PUBLISHED, q);
+    wake(CONSUMED, q);
+    q++
   :: else -> break
   od;
   told = 0;
@@ -341,7 +361,7 @@ proctype Rank(byte me) {
         od;
 #endif
 #ifdef M_PUBLISHES_BEFORE_WRITE
-        publishWord(PUBLISHED, me, i + 1);
+        publish(i);
 #endif
         ring[me * RING + i % RING] = HALF;
 #if BACK
@@ -355,7 +375,7 @@ proctype Rank(byte me) {
 #endif
         ring[me * RING + i % RING] = i + 1;
 #ifndef M_PUBLISHES_BEFORE_WRITE
-        publishWord(PUBLISHED, me, i + 1);
+        publish(i);
 #endif
 #ifdef M_CONSUMES_BEFORE_READ
         publishWord(CONSUMED, me, i + 1);
@@ -366,7 +386,10 @@ proctype Rank(byte me) {
         :: p < N ->
           if
           :: p != me ->
-            waitOn(PUBLISHED, p, i + 1);
+            if
+            :: i == next -> waitOn(ARRIVED(c), p, i + 1)
+            :: else -> waitOn(PUBLISHED, p, i + 1)
+            fi;
 #ifndef M_COMPARES_NOT
             if
             :: i == next ->
@@ -476,6 +499,8 @@ proctype Rank(byte me) {
     :: else -> break
     od;
     left[me] = 1;
+    wake(2, me);
+    wake(3, me);
     wake(PUBLISHED, me);
     wake(CONSUMED, me);
     if

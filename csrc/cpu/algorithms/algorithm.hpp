@@ -55,7 +55,7 @@ struct Request {
   std::vector<std::uint64_t> expectedCount;
 
   Milliseconds timeout{};
-  TimePoint deadline;
+  std::optional<TimePoint> deadline;  // see SegmentStream::begin()
 
   Signature signature() const;
 };

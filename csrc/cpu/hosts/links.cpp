@@ -158,7 +158,7 @@ void Links::begin(const Request& request, std::string prefix) {
   before_ = signature_;
   signature_ = request.signature();
   ++call_;
-  deadline_ = request.deadline;
+  deadline_ = *request.deadline;
   timeout_ = request.timeout;
   prefix_ = std::move(prefix);
   if (!others_.empty() && link(others_[0]).connection == nullptr) {

@@ -92,7 +92,7 @@ void LongMessages::checkTime(const Pending& one) {
     multiHost_.stream->throwIfAborted();
     multiHost_.checkPeers(multiHost_.prefix);  // the leader may have nothing to wait for
   }
-  if (Clock::now() < deadlineAfter(request_.deadline, 2 * kGrace)) return;
+  if (Clock::now() < deadlineAfter(*request_.deadline, 2 * kGrace)) return;
   throw Error(
       ErrorKind::Timeout,
       multiHost_.prefix + timedOut(request_.signature(), request_.timeout,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/entry_lock.hpp"
+
 namespace fastcoll {
 namespace {
 
@@ -44,7 +46,7 @@ std::string PointToPoint::describe(const PointToPointOp& op) const {
 void PointToPoint::submit(PointToPointRef op) {
   Finished finished;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = lockAfterWait(mutex_);
     op->place_ = all_.insert(all_.end(), op);
     if (op->send) {
       peers_[op->peer].sends.push_back(op);

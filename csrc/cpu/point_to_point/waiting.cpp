@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/entry_lock.hpp"
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/scoped_count.hpp"
@@ -29,7 +30,9 @@ constexpr std::chrono::microseconds kShortSleep{200};
 
 bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
   for (;;) {
-    const auto done = isElsewhere(*op) ? waitElsewhere(op, until) : waitHere(*op, until);
+    const bool elsewhere = isElsewhere(*op);
+    if (elsewhere) beforeWait();
+    const auto done = elsewhere ? waitElsewhere(op, until) : waitHere(*op, until);
     if (done) return *done;
   }
 }
@@ -41,7 +44,7 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
   const auto spin = std::chrono::microseconds(spinMicros_);
   int idle = 0;  // rounds since something moved
   TimePoint idleSince;
-  TimePoint looked = Clock::now();  // for signals
+  TimePoint looked = TimePoint::min();  // for signals
   while (!op.done.load(std::memory_order_acquire)) {
     Finished finished;
     bool moved = false;
@@ -52,11 +55,14 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     }
     if (op.done.load(std::memory_order_acquire)) break;
     if (!moved && spin.count() > 0 && ++idle < kBriefSpins) {
+      if (idle == kSpinsWithLock) beforeWait();
       cpuRelax();
       continue;
     }
+    beforeWait();
     const auto now = Clock::now();
     if (now >= until) return false;
+    if (looked == TimePoint::min()) looked = now;
     if (now - looked > Milliseconds(20)) {
       looked = now;
       checkInterrupt();
