@@ -33,11 +33,11 @@ struct Signature {
 /// once. A rank writes `position` when it publishes the collective's first segment, and the
 /// signature before. Two are used in turn. A rank writes the one of collective k only after all
 /// peers have arrived at k-1, so after all have left k-2.
-struct alignas(64) Arrival {
+struct alignas(64) SignatureLine {
   Signature signature;
   std::atomic<std::uint64_t> position;  // the end of the first segment
 };
-static_assert(sizeof(Arrival) == 64);
+static_assert(sizeof(SignatureLine) == 64);
 
 /// Positions in the group's stream of segments. They only grow. A futex on the low half of either
 /// one, or of an arrival's, wakes the ranks that sleep on this block. Peers read this line seldom
@@ -71,7 +71,7 @@ struct ControlBlock {
   std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
   std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
-  Arrival arrivals[2];
+  SignatureLine lines[2];
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 

@@ -80,7 +80,7 @@ void SegmentStream::begin(const Signature& signature,
   std::ranges::fill(compared_, std::uint8_t{0});
   if (memory_.aborted()) memory_.throwAborted(prefix());
   ControlBlock& own = memory_.own();
-  own.arrivals[collectives_ % 2].signature = signature_;
+  own.lines[collectives_ % 2].signature = signature_;
   if (splits != nullptr) {
     std::copy(splits, splits + 2 * size(), own.splits(collectives_));
   }
@@ -161,7 +161,7 @@ void SegmentStream::publish(const Segment& segment) {
   }
   // The first one of the collective: peers wait for the arrival.
   progress.published.store(segment.end, std::memory_order_release);
-  publishWord(own.arrivals[collectives_ % 2].position, progress.waiters, segment.end);
+  publishWord(own.lines[collectives_ % 2].position, progress.waiters, segment.end);
 }
 
 void SegmentStream::consume(const Segment& segment) {
@@ -173,7 +173,7 @@ void SegmentStream::awaitArrival(int peer) {
   ControlBlock& block = memory_.block(memberOf(peer));
   awaited_ = peer;
   waitOn(
-      block.arrivals[collectives_ % 2].position, block.progress.waiters,
+      block.lines[collectives_ % 2].position, block.progress.waiters,
       [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
   compare(peer);
 }
@@ -188,7 +188,7 @@ void SegmentStream::awaitPublished(int peer, const Segment& segment) {
   // Ranks that disagree may place other segments: compare before waiting for this one.
   if (compared_[peer] == 0) awaitArrival(peer);
   ControlBlock& block = memory_.block(memberOf(peer));
-  if (block.arrivals[collectives_ % 2].position.load(std::memory_order_acquire) >= segment.end) {
+  if (block.lines[collectives_ % 2].position.load(std::memory_order_acquire) >= segment.end) {
     return;
   }
   awaited_ = peer;
@@ -225,7 +225,7 @@ void SegmentStream::throwIfAborted() {
 }
 
 const Signature& SegmentStream::signatureOf(int peer) const {
-  return memory_.block(memberOf(peer)).arrivals[collectives_ % 2].signature;
+  return memory_.block(memberOf(peer)).lines[collectives_ % 2].signature;
 }
 
 std::uint64_t SegmentStream::splitOf(int peer, int destination) const {

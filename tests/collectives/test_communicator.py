@@ -254,7 +254,9 @@ def test_a_plan_is_for_one_thread_at_a_time():
 
 def send_or_recv(comm, peer: int):
     tensor = torch.ones(1)
-    return (lambda: comm.recv(tensor, peer)) if comm.rank == 0 else (lambda: comm.send(tensor, peer))
+    return (
+        (lambda: comm.recv(tensor, peer)) if comm.rank == 0 else (lambda: comm.send(tensor, peer))
+    )
 
 
 CALLS = {
