@@ -35,6 +35,8 @@ namespace fastcoll {
 using Tensors = std::vector<at::Tensor>;
 using WorkRef = c10::intrusive_ptr<c10d::Work>;
 
+class TensorMessage;
+
 class ProcessGroupFastcoll : public c10d::Backend {
  public:
   using Options = fastcoll::Options;
@@ -149,10 +151,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef scatterSingle(const at::Tensor& output, const at::Tensor& input,
                         const c10d::ScatterOptions& opts);
 
-  // --- collectives prepared for repetition (calls/launching.cpp)
+  // --- calls prepared for repetition (calls/launching.cpp)
   struct Prepared;
-  /// Calls `call`, which makes one collective. A collective of CPU tensors is checked but not run,
-  /// and is returned; for others nullptr.
+  /// Calls `call`, which makes one collective, or messages. A call of CPU tensors is checked but
+  /// not run, and is returned; for others nullptr.
   std::shared_ptr<Prepared> prepare(const std::function<void()>& call);
   /// Whether run() may repeat it now; else the call must be made anew. Throws if a tensor has left
   /// its memory.
@@ -197,6 +199,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// device.
   void describe(trace::Record& draft, const TensorTask& task, const Call& call,
                 bool device = false);
+  void describeMessage(trace::Record& draft, const char* name, const at::Tensor& tensor, bool send,
+                       int peer, int tag, bool device = false);
+  /// Numbers the message and records it.
+  trace::RecordId recordMessage(trace::Record& draft);
   trace::RecordId tracedMessage(const char* name, const at::Tensor& tensor, bool send, int peer,
                                 int tag, bool device = false);
   trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
@@ -218,14 +224,17 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// `awaited`: the caller waits, so on CPU there may be no work, but this to await().
   WorkRef message(const CallType& type, Tensors& tensors, int peer, int tag,
                   AwaitedMessage* awaited = nullptr);
-  void await(const AwaitedMessage& message);
+  void await(const std::shared_ptr<TensorMessage>& op);
+  void runMessages(Prepared& prepared);
   void recordParameters(const Call& call, const char* name, std::uint64_t seq,
                         bool pointToPoint) const;
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
   WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer, int tag,
                              AwaitedMessage* awaited);
-  WorkRef launchMessage(const CallSite& site, at::Tensor& tensor, int peer, int tag,
-                        trace::RecordId record, AwaitedMessage* awaited);
+  WorkRef launchMessage(std::shared_ptr<TensorMessage> op, at::Tensor& tensor,
+                        AwaitedMessage* awaited);
+  /// Stages a message's tensor and posts the message.
+  void post(const std::shared_ptr<TensorMessage>& op);
   bool collecting(WorkRef& work);
   void stopCollecting();
   /// Runs the body of a call and translates its exceptions to torch's. An exception also ends a
@@ -263,6 +272,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
     terms.extension = extensions_.extend(terms.timeout);
     return terms;
   }
+
+  /// While set, the calls of this thread are stored here and not run.
+  static thread_local Prepared* preparing_;
 
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;

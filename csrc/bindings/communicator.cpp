@@ -86,11 +86,6 @@ PyObject* raising(Body body) {
   return nullptr;
 }
 
-/// Whether a call can be prepared. A message cannot, because each one is matched anew.
-template <class Call>
-constexpr bool kPrepares =
-    !std::is_same_v<Call, Send> && !std::is_same_v<Call, Recv> && !std::is_same_v<Call, SendRecv>;
-
 // --- plans ---------------------------------------------------------------------------------------
 
 /// The contents of a plan object of Python, which owns them.
@@ -201,7 +196,7 @@ PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyO
       }
     }
     planned->issue = Call::bind(arguments);
-    if constexpr (kPrepares<Call>) {
+    {
       const WithoutGil nogil;
       const Group group = planned->member.group(Call::kName);
       planned->prepared = group->prepare([&] { planned->issue(*group); });

@@ -5,54 +5,27 @@
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "base/entry_lock.hpp"
-#include "process_group.hpp"
+#include "calls/prepared.hpp"
 #include "torch/work_registry.hpp"
 
 namespace fastcoll {
 
-struct ProcessGroupFastcoll::Prepared {
-  /// A tensor of the call, and where it was. A tensor that is resized leaves its memory.
-  struct Place {
-    at::Tensor tensor;
-    const void* address;
-    std::size_t bytes;
-  };
-
-  explicit Prepared(std::shared_ptr<TensorTask> given, Call of)
-      : task(std::move(given)), call(std::move(of)) {
-    for (const Tensors* tensors : {&call.inputs, &call.outputs}) {
-      for (const at::Tensor& tensor : *tensors) {
-        places.push_back({tensor, tensor.const_data_ptr(), tensor.nbytes()});
-      }
-    }
-  }
-
-  std::shared_ptr<TensorTask> task;
-  Call call;
-  trace::Record draft;
-  std::vector<Place> places;
-};
-
-namespace {
-
-/// While set, launch() stores this thread's collective here and does not run it.
-thread_local std::shared_ptr<ProcessGroupFastcoll::Prepared>* preparing = nullptr;
-
-}  // namespace
+thread_local ProcessGroupFastcoll::Prepared* ProcessGroupFastcoll::preparing_ = nullptr;
 
 std::shared_ptr<ProcessGroupFastcoll::Prepared> ProcessGroupFastcoll::prepare(
     const std::function<void()>& call) {
-  std::shared_ptr<Prepared> prepared;
-  preparing = &prepared;
+  auto prepared = std::make_shared<Prepared>();
+  preparing_ = prepared.get();
   try {
     call();
   } catch (...) {
-    preparing = nullptr;
+    preparing_ = nullptr;
     throw;
   }
-  preparing = nullptr;
+  preparing_ = nullptr;
+  if (!prepared->messages.empty()) return prepared;
   // A barrier behind a stream cannot be prepared: each run waits for a later point of the stream.
-  if (prepared->task->onDevice() || prepared->task->before) return nullptr;
+  if (prepared->task == nullptr || prepared->task->before) return nullptr;
   describe(prepared->draft, *prepared->task, prepared->call);
   return prepared;
 }
@@ -63,17 +36,24 @@ bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
       if (place.tensor.const_data_ptr() == place.address && place.tensor.nbytes() == place.bytes) {
         continue;
       }
-      throw Error(ErrorKind::Value, prepared.task->site.prefix(),
+      const bool sends = !prepared.messages.empty();
+      const TensorTask& task = sends ? *prepared.messages[0].op->task : *prepared.task;
+      throw Error(ErrorKind::Value, task.site.prefix(),
                   "a tensor of the plan has left its memory (it was resized or set). Make "
                   "the plan anew.");
     }
   });
   if (at::hasCallbacks()) return false;  // the profiler needs a work
+  for (const auto& message : prepared.messages) {
+    if (message.op.use_count() != 1) return false;  // a thread still ends its last run
+  }
+  if (prepared.task == nullptr) return true;
   // A barrier waits for the stream of a device that the group has used.
   return prepared.task->request.collective != Collective::Barrier || !usesDevice_.load();
 }
 
 void ProcessGroupFastcoll::run(Prepared& prepared) {
+  if (!prepared.messages.empty()) return runMessages(prepared);
   TensorTask& task = *prepared.task;
   const WorkTerms terms = termsOf(prepared.call.timeout);
   task.request.timeout = terms.timeout;
@@ -104,8 +84,13 @@ WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task, Call call
   const CallType& type = *task->site.type;
   task->countsChanges = countsAllChanges_ || type.countsChanges == CountsChanges::Always ||
                         (type.countsChanges == CountsChanges::OnCpu && !task->onDevice());
-  if (preparing != nullptr) {
-    *preparing = std::make_shared<Prepared>(std::move(task), std::move(call));
+  if (preparing_ != nullptr) {
+    if (task->onDevice()) return nullptr;
+    for (const Tensors* tensors : {&call.inputs, &call.outputs}) {
+      for (const at::Tensor& tensor : *tensors) preparing_->keep(tensor);
+    }
+    preparing_->task = std::move(task);
+    preparing_->call = std::move(call);
     return nullptr;
   }
   if (task->onDevice()) return launchOnDevice(std::move(task), std::move(call));

@@ -5,41 +5,23 @@
 
 #include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
-#include "process_group.hpp"
+#include "calls/prepared.hpp"
 
 namespace fastcoll {
 namespace {
 
-/// One message. It completes its work when it is done, or keeps its fault if it has none.
-class TensorMessage : public PointToPointOp {
- public:
-  void complete(std::exception_ptr fault) noexcept override {
-    if (!fault && task) {
-      try {
-        task->finish();
-      } catch (...) {
-        fault = std::current_exception();
-      }
-    }
-    task.reset();
-    if (trace != 0) tellTrace(fault);
-    if (const auto ended = std::exchange(work, nullptr)) return ended->markDone(fault);
-    unreported = std::move(fault);
-  }
-
-  std::shared_ptr<MessageNumbers> numbers;  // of receives from any rank
-  std::optional<TensorTask> task;           // staging; keeps the tensor alive
-  c10::intrusive_ptr<WorkFastcoll> work;
-  std::exception_ptr unreported;
-
- private:
-  void tellTrace(const std::exception_ptr& fault) noexcept {
-    if (numbers != nullptr && source >= 0) {
-      trace::setMessage(trace, source, numbers->next(false, source, tag, false));
-    }
-    fault ? trace::fail(trace, fault) : trace::complete(trace);
-  }
-};
+std::shared_ptr<TensorMessage> makeMessage(const CallSite& site, const at::Tensor& tensor, int peer,
+                                           int tag) {
+  const bool send = site.type->collective == Collective::Send;
+  auto op = std::make_shared<TensorMessage>();
+  op->task.emplace(site);
+  op->task->add(tensor, send ? &op->message : nullptr, send ? nullptr : &op->message);
+  op->send = send;
+  op->peer = peer;
+  op->tag = tag;
+  op->dtype = dtypeOf(tensor.scalar_type());
+  return op;
+}
 
 /// Throws unless the peer is another rank of the group.
 void checkPeer(const CallSite& site, int peer) {
@@ -49,6 +31,27 @@ void checkPeer(const CallSite& site, int peer) {
 }
 
 }  // namespace
+
+void TensorMessage::complete(std::exception_ptr fault) noexcept {
+  if (!fault && task) {
+    try {
+      task->finish();
+    } catch (...) {
+      fault = std::current_exception();
+    }
+  }
+  if (!repeats) task.reset();
+  if (trace != 0) tellTrace(fault);
+  if (const auto ended = std::exchange(work, nullptr)) return ended->markDone(fault);
+  unreported = std::move(fault);
+}
+
+void TensorMessage::tellTrace(const std::exception_ptr& fault) noexcept {
+  if (numbers != nullptr && source >= 0) {
+    trace::setMessage(trace, source, numbers->next(false, source, tag, false));
+  }
+  fault ? trace::fail(trace, fault) : trace::complete(trace);
+}
 
 /// A message of a blocking call, which needs no work.
 struct ProcessGroupFastcoll::AwaitedMessage {
@@ -65,6 +68,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
     return {true, options_->timeout, send ? Tensors{tensor} : Tensors{}, std::move(outputs)};
   };
   if (tensor.defined() && isServed(tensor.device().type())) {
+    if (preparing_ != nullptr) return nullptr;
     if (anySource) {
       refuse(site, concat("a source rank for a tensor on ", tensor.device()),
              "none: receives from any rank are for CPU tensors only.");
@@ -77,54 +81,53 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   if (size_ == 1) {
     refuse(site, "a group of at least 2 ranks", "1. Copy the tensor instead.");
   }
+  if (preparing_ != nullptr) {
+    auto op = makeMessage(site, tensor, peer, tag);
+    op->repeats = true;
+    preparing_->keep(tensor);
+    Prepared::Message& message = preparing_->messages.emplace_back();
+    describeMessage(message.draft, site.name, tensor, send, peer, tag);
+    message.op = std::move(op);
+    return nullptr;
+  }
   if (at::hasCallbacks()) {
     recordParameters(call(send ? Tensors{} : Tensors{tensor}), site.name, messages_ + 1, true);
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
   try {
-    return launchMessage(site, tensor, peer, tag, record, awaited);
+    auto op = makeMessage(site, tensor, peer, tag);
+    op->seq = ++messages_;
+    op->trace = record;
+    if (anySource && record != 0) op->numbers = messageNumbers_;
+    return launchMessage(std::move(op), tensor, awaited);
   } catch (...) {
     trace::fail(record, std::current_exception(), engine_->faulted());
     throw;
   }
 }
 
-WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& tensor, int peer,
-                                            int tag, trace::RecordId record,
+WorkRef ProcessGroupFastcoll::launchMessage(std::shared_ptr<TensorMessage> op, at::Tensor& tensor,
                                             AwaitedMessage* awaited) {
-  const bool send = site.type->collective == Collective::Send;
-  PointToPoint& pointToPoint = engine_->pointToPoint(site.name, messages_ + 1);
+  const CallType& type = *op->task->site.type;
   const bool profiled = at::hasCallbacks();
-  if (profiled || tensor.nbytes() > kBriefBytes || engine_->isRemote()) beforeWait();
-  auto op = std::make_shared<TensorMessage>();
-  op->task.emplace(site);
-  op->task->add(tensor, send ? &op->message : nullptr, send ? nullptr : &op->message);
-  op->send = send;
-  op->peer = peer;
-  op->tag = tag;
-  op->dtype = dtypeOf(tensor.scalar_type());
-  op->seq = ++messages_;
-  op->trace = record;
-  if (peer == kAnySource && record != 0) op->numbers = messageNumbers_;
+  if (profiled) beforeWait();
   WorkTerms terms = termsOf(options_->timeout);
   op->timeout = terms.timeout;
   op->deadline = deadlineAfter(Clock::now(), op->timeout);
   if (awaited != nullptr && !profiled && !collects()) {
-    op->task->prepare();
-    pointToPoint.submit(op);
+    post(op);
     *awaited = {std::move(op), std::move(terms)};
     return nullptr;
   }
   // A title makes torch set up its profiler's record, which takes longer than a small message.
   auto work = c10::make_intrusive<PointToPointWork>(
-      rank_, site.type->type, profiled ? site.type->title : nullptr,
+      rank_, type.type, profiled ? type.title : nullptr,
       profiled ? std::optional<Tensors>(Tensors{tensor}) : std::nullopt,
-      send ? Tensors{} : Tensors{tensor}, op->seq, std::move(terms));
-  op->task->prepare();
+      op->send ? Tensors{} : Tensors{tensor}, op->seq, std::move(terms));
   op->work = work;
   work->attach(engine_, op);
   try {
-    pointToPoint.submit(op);
+    post(op);
   } catch (...) {
     op->work.reset();  // operation and work hold each other until completion
     throw;
@@ -141,17 +144,44 @@ WorkRef ProcessGroupFastcoll::message(const CallType& type, Tensors& tensors, in
   });
 }
 
-void ProcessGroupFastcoll::await(const AwaitedMessage& message) {
-  if (message.op == nullptr) return;
-  translated([&] { return engine_->pointToPoint().wait(message.op, TimePoint::max()); });
-  if (message.op->unreported) std::rethrow_exception(translatedFault(message.op->unreported));
+void ProcessGroupFastcoll::post(const std::shared_ptr<TensorMessage>& op) {
+  if (op->message.bytes() > kBriefBytes || engine_->isRemote()) beforeWait();
+  PointToPoint& pointToPoint = engine_->pointToPoint(op->task->site.name, op->seq);
+  op->task->prepare();
+  pointToPoint.submit(op);
+}
+
+void ProcessGroupFastcoll::await(const std::shared_ptr<TensorMessage>& op) {
+  if (op == nullptr) return;
+  translated([&] { return engine_->pointToPoint().wait(op, TimePoint::max()); });
+  if (op->unreported) std::rethrow_exception(translatedFault(op->unreported));
+}
+
+void ProcessGroupFastcoll::runMessages(Prepared& prepared) {
+  const WorkTerms terms = termsOf(options_->timeout);
+  const TimePoint deadline = deadlineAfter(Clock::now(), terms.timeout);
+  for (Prepared::Message& message : prepared.messages) {
+    message.op->reset();
+    message.op->seq = ++messages_;
+    message.op->timeout = terms.timeout;
+    message.op->deadline = deadline;
+    message.op->trace = recordMessage(message.draft);
+    try {
+      translated([&] { post(message.op); });
+    } catch (...) {
+      trace::fail(message.op->trace, std::current_exception(), engine_->faulted());
+      throw;
+    }
+  }
+  // A receive comes after the send beside it, and is waited for first, as in sendrecv().
+  for (std::size_t i = prepared.messages.size(); i-- > 0;) await(prepared.messages[i].op);
 }
 
 WorkRef ProcessGroupFastcoll::messageNow(const CallType& type, Tensors& tensors, int peer,
                                          int tag) {
   AwaitedMessage awaited;
   WorkRef work = message(type, tensors, peer, tag, &awaited);
-  await(awaited);
+  await(awaited.op);
   return work;
 }
 
@@ -181,7 +211,7 @@ WorkRef ProcessGroupFastcoll::sendrecv(Tensors& sent, int target, Tensors& recei
   AwaitedMessage sending;
   WorkRef work = message(calls::Send, sent, target, tag, &sending);
   if (const WorkRef receiving = messageNow(calls::Recv, received, source, tag)) receiving->wait();
-  await(sending);
+  await(sending.op);
   return work;
 }
 

@@ -123,22 +123,36 @@ void ProcessGroupFastcoll::describe(trace::Record& draft, const TensorTask& task
   trace::describe(draft);
 }
 
+void ProcessGroupFastcoll::describeMessage(trace::Record& draft, const char* name,
+                                           const at::Tensor& tensor, bool send, int peer, int tag,
+                                           bool device) {
+  draft.group = traceGroup();
+  draft.lane = trace::Lane::Message;
+  draft.device = device;
+  draft.name = name;
+  draft.sends = send;
+  draft.peer = peer;
+  draft.tag = tag;
+  add(draft.shapes, !send, TracedAs::Each, tensor);
+}
+
+trace::RecordId ProcessGroupFastcoll::recordMessage(trace::Record& draft) {
+  if (draft.group == 0) return 0;
+  draft.timeoutMillis = options_->timeout.count();
+  if (draft.peer >= 0) {
+    const int peer = static_cast<int>(draft.peer);
+    draft.seq = messageNumbers_->next(draft.sends, peer, draft.tag, draft.device);
+  }
+  trace::describe(draft);
+  return trace::record(draft, draft.seq);
+}
+
 trace::RecordId ProcessGroupFastcoll::tracedMessage(const char* name, const at::Tensor& tensor,
                                                     bool send, int peer, int tag, bool device) {
-  trace::Record record;
-  record.group = traceGroup();
-  if (record.group == 0 || !tensor.defined()) return 0;
-  record.lane = trace::Lane::Message;
-  record.device = device;
-  record.name = name;
-  record.sends = send;
-  record.peer = peer;
-  record.tag = tag;
-  record.timeoutMillis = options_->timeout.count();
-  if (peer >= 0) record.seq = messageNumbers_->next(send, peer, tag, device);
-  add(record.shapes, !send, TracedAs::Each, tensor);
-  trace::describe(record);
-  return trace::record(record, record.seq);
+  if (traceGroup() == 0 || !tensor.defined()) return 0;
+  trace::Record draft;
+  describeMessage(draft, name, tensor, send, peer, tag, device);
+  return recordMessage(draft);
 }
 
 trace::RecordId ProcessGroupFastcoll::tracedMonitoredBarrier(std::chrono::milliseconds timeout) {

@@ -1,12 +1,10 @@
-"""fastcoll.communicator: its arguments, its refusals, and plans. test_collectives.py compares all its results.
+"""fastcoll.communicator: its arguments, its refusals, and its waits. test_collectives.py compares all its results.
 
 Faults of its calls are in tests/faults, beside those of torch's.
 """
 
 import functools
-import gc
 import os
-import queue
 import threading
 
 import numpy as np
@@ -16,7 +14,6 @@ import torch.distributed as dist
 from backend import beyond_gloo, shared_bytes
 from on_ranks import on_ranks
 from own_threads import thread_names
-from suite_rules import bound
 
 import fastcoll
 import fastcoll.trace
@@ -164,94 +161,6 @@ def test_calls_mix_with_torchs():
     assert all(torch.all(tensor == 2.0) for tensor in tensors)
 
 
-# --- plans ---------------------------------------------------------------------------------------
-
-
-@on_ranks(2, 3)
-def test_a_plan_reads_and_writes_what_is_there_when_it_runs():
-    comm = fastcoll.communicator()
-    whole = torch.zeros(4, 2)
-    part = whole[:, 0]  # staged: it is not one run of memory
-    plan = comm.all_reduce_plan(part)
-    for turn in range(3):
-        whole.fill_(float(turn))
-        plan()
-        assert part.tolist() == [float(turn * comm.size)] * 4
-        assert whole[:, 1].tolist() == [float(turn)] * 4
-
-
-@on_ranks(2)
-def test_a_plan_keeps_its_tensors_alive():
-    comm = fastcoll.communicator()
-    tensor = torch.full((100_000,), 1.0)
-    address, plan = tensor.data_ptr(), comm.all_reduce_plan(tensor)
-    del tensor
-    gc.collect()
-    others = [torch.empty(100_000) for _ in range(4)]
-    assert address not in [other.data_ptr() for other in others]
-    plan()
-
-
-MOVES = {
-    "resize_": lambda tensor: tensor.resize_(1 << 20),
-    "shrunk": lambda tensor: tensor.resize_(2),
-    "set_": lambda tensor: tensor.set_(torch.ones(8)),
-    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
-}
-
-
-@pytest.mark.parametrize("how", MOVES)
-@on_ranks(2)
-def test_a_plan_refuses_a_tensor_that_left_its_memory(how):
-    comm = fastcoll.communicator()
-    tensor = torch.ones(8)
-    plan = comm.all_reduce_plan(tensor)
-    plan()
-    MOVES[how](tensor)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"has left its memory .* Make the plan anew"):
-            plan()
-    comm.barrier()
-
-
-@on_ranks(2)
-def test_a_plan_of_all_to_all_in_one_buffer():
-    comm = fastcoll.communicator()
-    whole = torch.zeros(8)
-    plan = comm.all_to_all_plan(whole[4:], whole[:4])
-    for turn in range(3):
-        whole[:4] = 10.0 * turn + comm.rank
-        plan()
-        assert whole[4:].tolist() == [10.0 * turn] * 2 + [10.0 * turn + 1] * 2
-
-
-@on_ranks(2)
-def test_a_plan_is_for_one_thread_at_a_time():
-    comm = fastcoll.communicator()
-    tensor = torch.ones(3)
-    plan = comm.all_reduce_plan(tensor)
-    raised: queue.Queue[str] = queue.Queue()
-
-    def run() -> None:
-        try:
-            plan()
-        except ValueError as error:
-            raised.put(str(error))
-
-    if dist.get_rank() == 0:
-        threads = [threading.Thread(target=run) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        assert "runs on another thread" in raised.get(timeout=bound(5.0))
-        dist.send(torch.ones(1), 1)
-        for thread in threads:
-            thread.join()
-    else:
-        dist.recv(torch.ones(1), 0)
-        plan()
-    assert tensor.tolist() == [2.0] * 3
-
-
 def send_or_recv(comm, peer: int):
     tensor = torch.ones(1)
     return (
@@ -288,21 +197,6 @@ def test_other_threads_run_while_a_call_waits(name, first):
     else:
         store.wait([f"called {name} {first}"])
         call()
-
-
-@on_ranks(2)
-def test_calls_that_have_no_plan():
-    comm = fastcoll.communicator()
-    sparse = torch.ones(3).to_sparse()
-    with pytest.raises(ValueError, match="expected a dense tensor"):
-        comm.all_reduce_plan(sparse)
-    comm.all_reduce(sparse)
-    assert sparse.to_dense().tolist() == [2.0] * 3
-    plan = comm.barrier_plan()
-    with pytest.raises(TypeError, match="expected no arguments"):
-        plan(1)
-    with pytest.raises(TypeError, match="cannot create"):
-        type(plan)()
 
 
 @on_ranks(2)

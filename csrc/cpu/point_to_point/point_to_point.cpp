@@ -22,6 +22,15 @@ constexpr std::size_t kPieceBytes = 64 * 1024;
 
 }  // namespace
 
+void PointToPointOp::reset() {
+  source = -1;
+  done.store(false, std::memory_order_relaxed);
+  number_ = 0;
+  moved_ = unasked_ = 0;
+  begun_ = ended_ = bodyUnderWay_ = bodyAwaited_ = false;
+  body_ = nullptr;
+}
+
 PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
                            const std::atomic<int>& spinMicros, Setup setup)
     : memory_(memory),

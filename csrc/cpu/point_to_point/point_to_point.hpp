@@ -51,6 +51,8 @@ class PointToPointOp {
   virtual ~PointToPointOp() = default;
   /// Called outside PointToPoint's lock, on the thread that finished the message.
   virtual void complete(std::exception_ptr fault) noexcept = 0;
+  /// Prepares an operation that is done for another submit(). No other thread may refer to it.
+  void reset();
 
   bool send = false;
   int peer = kAnySource;
