@@ -4,18 +4,20 @@ A call of ``dist.*`` passes torch's Python code and dispatcher before it reaches
 is one C call. On CPU tensors it blocks, works in place, and makes no ``Work``. Engine, order, errors, timeouts and
 trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A plan is checked only once.
 
-An object travels as a pickle of protocol 5, with buffers outside of the pickle. Each rank that sends an object begins
-with one block of ``BLOCK`` bytes. The block has the sizes and, if they fit, all parts below ``LONG`` bytes. Otherwise
-these parts follow as one message. Each longer part then goes from the sender's memory into new memory of the receiver.
+An object travels as a pickle of protocol 5, with buffers outside of the pickle. Long bytes and texts are pieces of the
+pickle of their own. Each rank that sends an object begins with one block of ``BLOCK`` bytes. The block has the sizes
+and, if they fit, all parts below ``LONG`` bytes. Otherwise these parts follow as one message. Each longer part then
+goes from the sender's memory into new memory of the receiver.
 The ranks first make sure that each of them has the memory for such messages.
 """
 
 from __future__ import annotations
 
 import ctypes
-import io
+import itertools
 import pickle
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,9 +34,8 @@ BLOCK = 4096
 LONG = 64 * 1024
 """A buffer of at least this many bytes travels in its own message."""
 
-_COUNTS = struct.Struct(
-    "<qq"
-)  # parts, or the negative length of an error; bytes of the sizes and the short parts
+_COUNTS = struct.Struct("<qqq")
+"""Parts, or the negative length of an error; pieces of the pickle; bytes of the sizes and the short parts."""
 
 
 class _Block:
@@ -114,7 +115,7 @@ class Communicator(C.Communicator):
 
     def _exchange(self, content: memoryview, own: _Parts | None, src: int) -> list[Any]:
         """Moves the rest of the object of rank ``src``. Returns its parts, or its error alone; on ``src`` no parts."""
-        count, length = _COUNTS.unpack_from(content)
+        count, pieces, length = _COUNTS.unpack_from(content)
         if count < 0:
             return [pickle.loads(content[_COUNTS.size : _COUNTS.size - count])]
         if _COUNTS.size + length <= BLOCK:
@@ -135,7 +136,7 @@ class Communicator(C.Communicator):
             else:
                 parts.append(bytearray(stream[place : place + size]))
                 place += size
-        return parts
+        return parts if pieces == 1 else [_Pieces(parts[:pieces]), *parts[pieces:]]
 
     def _move(self, sizes: list[int], sent: list[Tensor] | None, src: int) -> list[Tensor]:
         """Moves memory of these sizes from rank ``src``, which has ``sent``. If one rank lacks memory, all raise."""
@@ -226,6 +227,7 @@ class _Parts:
 
     Attributes:
         sizes: Bytes of each part.
+        pieces: How many of the parts, the first ones, make up the pickle.
         stream: The sizes, and the short parts.
         long: The long parts, in their order.
         error: The pickle of the error; empty if there is none.
@@ -234,31 +236,78 @@ class _Parts:
     def __init__(self, value: Any) -> None:
         self.stream, self.error = bytearray(), b""
         self.long: list[Tensor] = []
-        content, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+        written: list[Any] = []
+        buffers: list[Any] = []
         try:
-            _Pickler(content, 5, buffer_callback=buffers.append).dump(value)
-            parts = [content.getbuffer(), *(buffer.raw() for buffer in buffers)]
+            # The pickler passes long bytes to write() without a copy.
+            file = SimpleNamespace(write=written.append)
+            _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
+            pieces = _joined(written)
+            parts = [*pieces, *(buffer.raw() for buffer in buffers)]
         except Exception as error:
             self.error = _portable(error)
             return
+        self.pieces = len(pieces)
         self.sizes = [len(part) for part in parts]
         self.stream += struct.pack(f"<{len(parts)}q", *self.sizes)
         for part in parts:
             if len(part) < LONG:
                 self.stream += part
                 continue
-            writable = bytearray(part) if part.readonly else part
-            self.long.append(torch.frombuffer(writable, dtype=torch.uint8))
+            self.long.append(_read_only(part))
 
     def write(self, content: bytearray) -> None:
         """Fills the block that is sent first: the counts, and the stream if it fits; or the error."""
         if self.error:
-            _COUNTS.pack_into(content, 0, -len(self.error), 0)
+            _COUNTS.pack_into(content, 0, -len(self.error), 0, 0)
             content[_COUNTS.size : _COUNTS.size + len(self.error)] = self.error
             return
-        _COUNTS.pack_into(content, 0, len(self.sizes), len(self.stream))
+        _COUNTS.pack_into(content, 0, len(self.sizes), self.pieces, len(self.stream))
         if _COUNTS.size + len(self.stream) <= BLOCK:
             content[_COUNTS.size : _COUNTS.size + len(self.stream)] = self.stream
+
+
+def _joined(written: list[Any]) -> list[Any]:
+    """Returns what a pickler has written, with short pieces joined to their neighbours."""
+    pieces: list[Any] = []
+    for short, group in itertools.groupby(written, lambda piece: len(piece) < LONG):
+        if short:
+            pieces.append(b"".join(group))
+        else:
+            pieces.extend(group)
+    return pieces
+
+
+def _read_only(part: Any) -> Tensor:
+    """Returns the part as bytes that are only read. ``torch.frombuffer`` warns if it may not write the memory."""
+    if isinstance(part, bytes):
+        memory = (ctypes.c_ubyte * len(part)).from_address(ctypes.cast(part, ctypes.c_void_p).value)  # type: ignore[arg-type]
+        memory.owner = part  # type: ignore[attr-defined]
+        return torch.frombuffer(memory, dtype=torch.uint8)
+    writable = bytearray(part) if memoryview(part).readonly else part
+    return torch.frombuffer(writable, dtype=torch.uint8)
+
+
+class _Pieces:
+    """A file of the pieces of a pickle, for an unpickler, which reads within one piece at a time."""
+
+    def __init__(self, pieces: list[Any]) -> None:
+        self._pieces = iter(pieces)
+        self._piece = memoryview(b"")
+
+    def read(self, size: int) -> Any:
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b"")).cast("B")
+        taken, self._piece = self._piece[:size], self._piece[size:]
+        return taken
+
+    def readinto(self, target: memoryview) -> int:
+        taken = self.read(len(target))
+        target[: len(taken)] = taken
+        return len(taken)
+
+    def readline(self) -> bytes:
+        raise pickle.UnpicklingError("fastcoll: a pickle of protocol 5 has no lines")
 
 
 def _loads(parts: list[Any]) -> Any:
@@ -267,6 +316,8 @@ def _loads(parts: list[Any]) -> Any:
         return None
     if isinstance(parts[0], Exception):
         raise parts[0]
+    if isinstance(parts[0], _Pieces):
+        return pickle.Unpickler(parts[0], buffers=parts[1:]).load()
     return pickle.loads(parts[0], buffers=parts[1:])
 
 

@@ -53,6 +53,37 @@ SIZES = [
 ]
 
 
+LONG_PIECES = {
+    "texts": ["é" * LONG, "a" * (LONG - 1), "b" * (3 * LONG)],
+    "bytes among short values": [
+        1,
+        b"a" * LONG,
+        "two",
+        b"b" * (2 * LONG),
+        (3, b"c" * 70),
+        b"d" * LONG,
+    ],
+    "bytes in a row": [b"a" * LONG, b"b" * LONG],
+    "the same bytes twice": [b"a" * LONG] * 2,
+    "bytearrays": {"one": bytearray(b"a" * LONG), "two": bytearray(b"b" * 5)},
+    "long frames": list(range(100_000)),
+    "integers": [1 << (9 * LONG), -1 << 2000],
+    "arrays and bytes": (np.arange(LONG), b"a" * LONG, np.arange(3), "a" * LONG),
+    "an array that may not be written": np.frombuffer(b"ab" * LONG, dtype=np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", LONG_PIECES)
+@on_ranks(2)
+def test_long_pieces_of_a_pickle(name):
+    comm = fastcoll.communicator()
+    value = LONG_PIECES[name]
+    found = comm.broadcast_object(value if comm.rank == 0 else None, 0)
+    assert pickle.dumps(found) == pickle.dumps(value)
+    for each in comm.all_gather_object(value):
+        assert pickle.dumps(each) == pickle.dumps(value)
+
+
 @pytest.mark.parametrize("root", [0, 2])
 @on_ranks(3)
 def test_broadcast(root):
