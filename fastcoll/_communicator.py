@@ -33,6 +33,8 @@ __all__ = ["Communicator", "as_tensor", "communicator"]
 BLOCK = 4096
 LONG = 64 * 1024
 """A buffer of at least this many bytes travels in its own message."""
+PIECE = 4 * LONG
+"""So do bytes within a pickle. The frames of a pickle, of about 64 KiB, are shorter, so they travel together."""
 
 _COUNTS = struct.Struct("<qqq")
 """Parts, or the negative length of an error; pieces of the pickle; bytes of the sizes and the short parts."""
@@ -236,11 +238,11 @@ class _Parts:
     def __init__(self, value: Any) -> None:
         self.stream, self.error = bytearray(), b""
         self.long: list[Tensor] = []
-        written: list[Any] = []
+        written: list[bytes] = []
         buffers: list[Any] = []
         try:
-            # The pickler passes long bytes to write() without a copy.
-            file = SimpleNamespace(write=written.append)
+            # The pickler passes long bytes to write() without a copy, and bytearrays, which may change until sent.
+            file = SimpleNamespace(write=lambda piece: written.append(_unchanging(piece)))
             _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
             pieces = _joined(written)
             parts = [*pieces, *(buffer.raw() for buffer in buffers)]
@@ -267,10 +269,14 @@ class _Parts:
             content[_COUNTS.size : _COUNTS.size + len(self.stream)] = self.stream
 
 
-def _joined(written: list[Any]) -> list[Any]:
-    """Returns what a pickler has written, with short pieces joined to their neighbours."""
-    pieces: list[Any] = []
-    for short, group in itertools.groupby(written, lambda piece: len(piece) < LONG):
+def _unchanging(piece: Any) -> bytes:
+    return piece if type(piece) is bytes else bytes(piece)
+
+
+def _joined(written: list[bytes]) -> list[bytes]:
+    """Returns what a pickler has written, with the pieces below ``PIECE`` joined to their neighbours."""
+    pieces: list[bytes] = []
+    for short, group in itertools.groupby(written, lambda piece: len(piece) < PIECE):
         if short:
             pieces.append(b"".join(group))
         else:
@@ -295,14 +301,17 @@ class _Pieces:
         self._pieces = iter(pieces)
         self._piece = memoryview(b"")
 
-    def read(self, size: int) -> Any:
+    def _take(self, size: int) -> memoryview:
         if not self._piece:
             self._piece = memoryview(next(self._pieces, b"")).cast("B")
         taken, self._piece = self._piece[:size], self._piece[size:]
         return taken
 
+    def read(self, size: int) -> bytes:
+        return bytes(self._take(size))
+
     def readinto(self, target: memoryview) -> int:
-        taken = self.read(len(target))
+        taken = self._take(len(target))
         target[: len(taken)] = taken
         return len(taken)
 

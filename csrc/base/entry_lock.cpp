@@ -14,7 +14,7 @@ EntryLock::~EntryLock() {
 }
 
 void beforeWait() {
-  if (EntryLock* const mine = std::exchange(held, nullptr)) mine->release();
+  if (held != nullptr && held->release()) held = nullptr;
 }
 
 std::unique_lock<std::mutex> lockAfterWait(std::mutex& mutex) {

@@ -20,8 +20,9 @@ class EntryLock {
   EntryLock(const EntryLock&) = delete;
   EntryLock& operator=(const EntryLock&) = delete;
 
-  /// Frees the lock, which the destructor of the derived class takes again.
-  virtual void release() = 0;
+  /// Frees the lock, which the destructor of the derived class takes again. False if the thread
+  /// does not hold it now, because code that was called back has freed it for a while.
+  virtual bool release() = 0;
 
  private:
   EntryLock* const outer_;

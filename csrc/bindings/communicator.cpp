@@ -28,8 +28,10 @@ class GilUntilWait final : public EntryLock {
   ~GilUntilWait() override {
     if (state_ != nullptr) PyEval_RestoreThread(state_);
   }
-  void release() override {
-    if (PyGILState_Check() != 0) state_ = PyEval_SaveThread();
+  bool release() override {
+    if (PyGILState_Check() == 0) return false;
+    state_ = PyEval_SaveThread();
+    return true;
   }
 
  private:

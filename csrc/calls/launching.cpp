@@ -44,10 +44,14 @@ bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
     }
   });
   if (at::hasCallbacks()) return false;  // the profiler needs a work
-  for (const auto& message : prepared.messages) {
-    if (message.op.use_count() != 1) return false;  // a thread still ends its last run
+  if (prepared.task == nullptr) {
+    if (collects()) return false;
+    for (const auto& message : prepared.messages) {
+      if (message.op.use_count() != 1) return false;  // a thread still ends its last run
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);  // use_count() is relaxed
+    return true;
   }
-  if (prepared.task == nullptr) return true;
   // A barrier waits for the stream of a device that the group has used.
   return prepared.task->request.collective != Collective::Barrier || !usesDevice_.load();
 }

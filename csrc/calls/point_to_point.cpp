@@ -33,6 +33,7 @@ void checkPeer(const CallSite& site, int peer) {
 }  // namespace
 
 void TensorMessage::complete(std::exception_ptr fault) noexcept {
+  if (work != nullptr) beforeWait();  // the callbacks of its future may wait
   if (!fault && task) {
     try {
       task->finish();
@@ -91,6 +92,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
     return nullptr;
   }
   if (at::hasCallbacks()) {
+    beforeWait();
     recordParameters(call(send ? Tensors{} : Tensors{tensor}), site.name, messages_ + 1, true);
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
@@ -110,7 +112,6 @@ WorkRef ProcessGroupFastcoll::launchMessage(std::shared_ptr<TensorMessage> op, a
                                             AwaitedMessage* awaited) {
   const CallType& type = *op->task->site.type;
   const bool profiled = at::hasCallbacks();
-  if (profiled) beforeWait();
   WorkTerms terms = termsOf(options_->timeout);
   op->timeout = terms.timeout;
   op->deadline = deadlineAfter(Clock::now(), op->timeout);
@@ -202,7 +203,10 @@ WorkRef ProcessGroupFastcoll::sendrecv(Tensors& sent, int target, Tensors& recei
     requireNoOverlap(site, received[0]);
     return nullptr;
   });
-  if (!received[0].is_cpu()) {
+  const int onCpu = int{sent[0].is_cpu()} + int{received[0].is_cpu()};
+  if (preparing_ != nullptr && onCpu < 2) return nullptr;
+  if (onCpu == 0) {
+    beforeWait();
     startCoalescing();  // on one stream the sends of both ranks would wait for the receives
     send(sent, target, tag);
     recv(received, source, tag);

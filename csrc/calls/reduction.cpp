@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
 #include "reduce/reduce.hpp"
 
@@ -33,6 +34,7 @@ void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
   if (!factor.defined()) {
     request.factor = supplement->double_factor;
   } else if (!task.onDevice() || factor.device() != *task.device()) {
+    beforeWait();  // it may be on a device
     request.factor = factor.item<double>();
   } else {
     // The library reads it on the device, so the host need not wait for it.

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <numeric>
 
+#include "base/entry_lock.hpp"
+
 namespace fastcoll {
 namespace {
 
@@ -218,6 +220,7 @@ std::vector<at::Tensor> TensorTask::memoryOf() const {
 void TensorTask::prepare() {
   if (before) before();
   if (before_.empty()) return;
+  beforeWait();  // they may be long
   at::AutoDispatchBelowADInplaceOrView guard;
   for (const Copy& copy : before_) copy.to.copy_(copy.from);
 }
@@ -235,6 +238,7 @@ void TensorTask::run(CpuEngine& engine) {
 
 void TensorTask::finish() {
   if (!after_.empty()) {
+    beforeWait();
     at::AutoDispatchBelowADInplaceOrView guard;
     for (const Copy& copy : after_) copy.to.copy_(copy.from);
   }

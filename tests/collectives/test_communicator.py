@@ -200,6 +200,28 @@ def test_other_threads_run_while_a_call_waits(name, first):
 
 
 @on_ranks(2)
+def test_other_threads_run_after_a_callback_within_a_call():
+    # The callback of a work may run within a call of the communicator, and calls fastcoll itself.
+    comm = fastcoll.communicator()
+    store = dist.distributed_c10d._get_default_store()
+    first, second, answer = torch.zeros(1), torch.zeros(1), torch.ones(1)
+    for turn in range(20):
+        if comm.rank == 0:
+            work = dist.irecv(first, 1)
+            done = work.get_future().then(lambda _: dist.isend(answer, 1, tag=9))
+            thread = threading.Timer(0.01, lambda turn=turn: store.set(f"turn {turn}", ""))
+            thread.start()
+            comm.recv(second, 1)
+            done.wait()
+            thread.join()
+        else:
+            comm.send(first, 0)
+            store.wait([f"turn {turn}"])
+            comm.send(second, 0)
+            comm.recv(answer, 0, tag=9)
+
+
+@on_ranks(2)
 def test_the_profiler_and_the_trace_see_the_calls():
     comm = fastcoll.communicator()
     tensor = torch.ones(4)

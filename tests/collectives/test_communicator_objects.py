@@ -14,7 +14,7 @@ from backend import beyond_gloo
 from on_ranks import on_ranks
 
 import fastcoll
-from fastcoll._communicator import BLOCK, LONG
+from fastcoll._communicator import BLOCK, LONG, PIECE
 
 pytestmark = beyond_gloo("fastcoll's communicator")
 
@@ -53,22 +53,33 @@ SIZES = [
 ]
 
 
+class Clears:
+    """An object whose pickling changes another one."""
+
+    def __init__(self, other: bytearray) -> None:
+        self.other = other
+
+    def __reduce__(self):
+        self.other.clear()
+        return Clears, (bytearray(),)
+
+
 LONG_PIECES = {
-    "texts": ["é" * LONG, "a" * (LONG - 1), "b" * (3 * LONG)],
+    "texts": ["é" * PIECE, "a" * (LONG - 1), "b" * (3 * PIECE)],
     "bytes among short values": [
         1,
-        b"a" * LONG,
+        b"a" * PIECE,
         "two",
-        b"b" * (2 * LONG),
+        b"b" * (2 * PIECE),
         (3, b"c" * 70),
-        b"d" * LONG,
+        b"d" * PIECE,
     ],
-    "bytes in a row": [b"a" * LONG, b"b" * LONG],
-    "the same bytes twice": [b"a" * LONG] * 2,
-    "bytearrays": {"one": bytearray(b"a" * LONG), "two": bytearray(b"b" * 5)},
+    "bytes in a row": [b"a" * PIECE, b"b" * PIECE],
+    "the same bytes twice": [b"a" * PIECE] * 2,
+    "bytearrays": {"one": bytearray(b"a" * PIECE), "two": bytearray(b"b" * 5)},
     "long frames": list(range(100_000)),
-    "integers": [1 << (9 * LONG), -1 << 2000],
-    "arrays and bytes": (np.arange(LONG), b"a" * LONG, np.arange(3), "a" * LONG),
+    "integers": [1 << (9 * PIECE), -1 << 2000],
+    "arrays and bytes": (np.arange(LONG), b"a" * PIECE, np.arange(3), "a" * PIECE),
     "an array that may not be written": np.frombuffer(b"ab" * LONG, dtype=np.uint8),
 }
 
@@ -82,6 +93,14 @@ def test_long_pieces_of_a_pickle(name):
     assert pickle.dumps(found) == pickle.dumps(value)
     for each in comm.all_gather_object(value):
         assert pickle.dumps(each) == pickle.dumps(value)
+
+
+@on_ranks(2)
+def test_what_changes_while_it_is_pickled_arrives_as_it_was():
+    comm = fastcoll.communicator()
+    long = bytearray(b"a" * PIECE)
+    found = comm.broadcast_object([long, Clears(long)] if comm.rank == 0 else None, 0)
+    assert (len(found[0]), found[0][:1]) == ((0, b"") if comm.rank == 0 else (PIECE, b"a"))
 
 
 @pytest.mark.parametrize("root", [0, 2])

@@ -176,6 +176,23 @@ def test_factor_on_the_device():
         dist.all_reduce(x, dist._make_nccl_premul_sum(wrong))
 
 
+@pytest.mark.parametrize("sends", ["the device", "the CPU", "both"])
+def test_plans_of_messages_of_a_device(sends):
+    """A plan makes both messages, on whatever devices they are."""
+    comm, me = fastcoll.communicator(), dist.get_rank()
+    dist.all_reduce(torch.ones(1, device=DEVICE))  # the communicator
+    if me == 2:
+        return
+    sent_on = {"the device": (DEVICE, "cpu"), "the CPU": ("cpu", DEVICE), "both": (DEVICE, DEVICE)}
+    mine, theirs = sent_on[sends] if me == 0 else reversed(sent_on[sends])
+    sent, received = torch.zeros(3, device=mine), torch.zeros(3, device=theirs)
+    plan = comm.sendrecv_plan(sent, 1 - me, received, 1 - me)
+    for turn in range(3):
+        sent.fill_(2.0 * turn + me)
+        plan()
+        assert received.cpu().tolist() == [2.0 * turn + 1 - me] * 3
+
+
 def test_times():
     own = dist.new_group()
     x = rank_values(3)

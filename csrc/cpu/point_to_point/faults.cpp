@@ -1,6 +1,7 @@
 // Faults of point-to-point: a peer dies or leaves, an operation times out, or the group has failed.
 #include <utility>
 
+#include "base/entry_lock.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
 
 namespace fastcoll {
@@ -19,6 +20,7 @@ void PointToPoint::failAll() {
 
 /// Reports the fault, once, to ranks that share no memory with this one.
 void PointToPoint::tellUnmet() {
+  beforeWait();
   if (!std::exchange(toldUnmet_, true)) setup_.tellUnmet();
 }
 
@@ -27,6 +29,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
   // with. A receiver may be reading a message in place, in this rank's arena. It must see the fault
   // before the sender's caller may write there again. Otherwise it would report success for what it
   // read.
+  beforeWait();
   memory_.passOn();
   if (anyElsewhere_) tellUnmet();  // before they detect the closed connections
   closeUnused();

@@ -107,7 +107,7 @@ void PointToPoint::complete(Finished& finished) {
   if (memory_.isOpen()) ring(memory_.rank());
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = lockAfterWait(mutex_);
   }  // a thread that has checked before this sleeps by now
   changed_.notify_all();
 }

@@ -6,6 +6,7 @@
 // fails meanwhile completes only when the last user has left and the channel is closed.
 #include <algorithm>
 
+#include "base/entry_lock.hpp"
 #include "base/interrupt.hpp"
 #include "base/scoped_count.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
@@ -239,7 +240,7 @@ void PointToPoint::callReaders() {
 bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   if (!memory_.isOpen()) return true;
   if (!anyElsewhere_ || op.peer == kAnySource) return false;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock = lockAfterWait(mutex_);
   return peers_[op.peer].elsewhere;
 }
 
