@@ -31,8 +31,8 @@ class WaitPolicy {
 };
 
 constexpr std::chrono::milliseconds kWaitSlice{50};
-constexpr int kBriefSpins = 128;  // a few microseconds without a system call
-constexpr int kSpinsWithLock = 32;
+constexpr int kBriefSpins = 128;    // a few microseconds without a system call
+constexpr int kSpinsWithLock = 32;  // about a microsecond with the entry lock held
 
 template <typename Ready>
 void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& waiters,
