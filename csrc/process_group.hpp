@@ -304,7 +304,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
   std::optional<c10::Device> lastDevice_;
   std::atomic<bool> refused_{false};     // a device call was refused: the group had failed
-  std::atomic<bool> usesDevice_{false};  // there is one of the two
+  std::atomic<bool> usesDevice_{false};  // lastDevice_ or bound_ is set
   std::optional<c10::Device> bound_;     // the one that torch has bound this process to
   std::atomic<bool> timed_{false};
   std::string over_;  // why no device engine can be made any more

@@ -4,8 +4,8 @@ A call of ``dist.*`` passes torch's Python code and dispatcher before it reaches
 is one C call. On CPU tensors it blocks, works in place, and makes no ``Work``. Engine, order, errors, timeouts and
 trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A plan is checked only once.
 
-An object travels as a pickle of protocol 5, with buffers outside of the pickle. Long bytes and texts are pieces of the
-pickle of their own. Each rank that sends an object begins with one block of ``BLOCK`` bytes. The block has the sizes
+An object travels as a pickle of protocol 5, with buffers outside of the pickle. Long bytes and texts are separate
+pieces of the pickle. Each rank that sends an object begins with one block of ``BLOCK`` bytes. The block has the sizes
 and, if they fit, all parts below ``LONG`` bytes. Otherwise these parts follow as one message. Each longer part then
 goes from the sender's memory into new memory of the receiver.
 The ranks first make sure that each of them has the memory for such messages.

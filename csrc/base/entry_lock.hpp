@@ -1,5 +1,5 @@
 // The lock that a thread holds when it enters the library: Python's GIL. The bindings define it, so
-// C++ below does not depend on Python. A short call keeps it, because to free it and to take it
+// C++ below does not depend on Python. A short call keeps it, because freeing it and taking it
 // again costs as much as a small message. Code that may wait for another rank or thread, or work
 // for long, calls beforeWait() first.
 #pragma once

@@ -69,7 +69,7 @@ class SegmentStream : private WaitPolicy {
   /// Starts a collective: announces its signature. `expectedCount[peer]` is the number of elements
   /// that each peer must announce; empty: as many as this rank. `splits` are the bytes sent to each
   /// peer and expected from each (all_to_all), or nullptr. Without a deadline the timeout begins
-  /// with the first wait that does not end at once, because a clock takes as long as a barrier.
+  /// with the first wait that does not end at once. So a small call reads no clock for it.
   void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
              const std::uint64_t* splits, std::optional<TimePoint> deadline, Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
