@@ -55,7 +55,7 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     collective, _, way = name.partition(", ")
     ranks = group.rank(), group.size()
     case = build_case(collective, 1024 * ranks[1], torch.float32, "avg", *ranks, 0, device)
-    case.clear()
+    case.reset()
     call: Any = bind(case, group, async_op=bool(way))
     return (lambda: call().wait()) if way else call
 

@@ -55,9 +55,9 @@ def bind_floor(case: Case) -> Call | None:
         if not is_root:
             return _nothing
         return partial(
-            _sum_into, receive, [receive, *(torch.zeros_like(receive) for _ in range(ranks - 1))]
+            _sum_into, receive, [receive, *(torch.ones_like(receive) for _ in range(ranks - 1))]
         )
     takes_part = {"broadcast": not is_root, "scatter": not is_root, "gather": is_root}
     if not takes_part.get(name, True):
         return _nothing
-    return partial(receive.copy_, torch.zeros_like(receive))
+    return partial(receive.copy_, torch.ones_like(receive))

@@ -78,7 +78,7 @@ def _prepared(call: str, message: int, control: Control, group: dist.ProcessGrou
     name = "all_to_all" if call in ("send", "exchange") else call  # for its two whole buffers
     size, cpu = max(ranks * 4, message), torch.device("cpu")
     case = build_case(name, size, torch.float32, "sum", rank, ranks, 0, cpu)
-    case.clear()
+    case.reset()
     ends = (0, ranks - 1)
     if call == "send":
         return round_trip(case.send, ends, group)

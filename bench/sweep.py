@@ -43,19 +43,19 @@ def _bound(run: Run, case: Case, peer: Peer) -> Candidate:
         try:
             return verify(case, call, next(seeds), times)
         finally:
-            case.clear()
+            case.reset()
 
     try:
         call()
         synchronize(run.device)
     finally:
-        case.clear()  # zeros: repeated sums in place leave them as they are
+        case.reset()
     verified = peer.delivers and times > 0
     return Candidate(partial(take_turn, call, run.device), check if verified else None)
 
 
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
-    case.clear()  # a backend may have its own buffers, and the floor reads these
+    case.reset()  # a backend may have its own buffers, and the floor reads these
     makers = {peer.name: partial(_bound, run, case, peer) for peer in run.peers}
     floor = bind_floor(case)
     beside = {FLOOR: partial(take_turn, floor, run.device)} if floor else {}

@@ -65,7 +65,7 @@ def _call(name: str, shared: bool, size: int, group: dist.ProcessGroup) -> Call:
     case = build_case(name, size, torch.float32, "sum", *ranks, 0, torch.device("cpu"))
     if shared:
         case = in_shared(case, group)
-    case.clear()
+    case.reset()
     return bind(case, group)
 
 

@@ -11,6 +11,7 @@ from fastcoll._measure import Plan, summarise
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
 from fastcoll.bench.ddp import added
+from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.record import read_record, write_record
@@ -27,6 +28,26 @@ def test_bandwidths_are_in_gigabytes_per_second() -> None:
     for name, bus in (("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0)):
         assert bandwidths(name, 10**9, 4, 1e6) == pytest.approx((1.0, bus))
     assert bandwidths("barrier", 0, 4, 1e6) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_timed_calls_move_no_zeros(name: str) -> None:
+    case = case_of(name)
+    case.reset()
+    assert case.send.all()
+    assert case.receive.all()
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"barrier", "all_reduce"}))
+def test_the_floor_copies_no_zeros(name: str) -> None:
+    case = case_of(name, rank=int(name in ("broadcast", "scatter")))
+    case.reset()
+    case.receive.zero_()
+    floor = bind_floor(case)
+    assert floor is not None
+    floor()
+    lines = case.receive.view(torch.uint8).view(-1, 64)
+    assert lines.any(dim=1).all()
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
