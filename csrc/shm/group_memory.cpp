@@ -153,7 +153,7 @@ GroupMemory::~GroupMemory() {
       // Without a fault, close() has found that no peer uses the ring any more.
       if (large != 0) aborted() ? giveBack(large) : arena().release(large);
       for (const auto& [offset, use] : allocated_) {
-        use == Peers::Write ? giveBack(offset) : arena().retire(offset);
+        use == Peers::Read ? arena().retire(offset) : giveBack(offset, use == Peers::WriteLate);
       }
       giveBack(blockOffset_);
     } catch (const std::bad_alloc&) {
@@ -167,10 +167,10 @@ GroupMemory::~GroupMemory() {
 /// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
 /// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
 /// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
-/// too, if a peer still counts as asleep.
-void GroupMemory::giveBack(std::uint64_t offset) {
+/// too, if a peer still counts as asleep, or may write `late`.
+void GroupMemory::giveBack(std::uint64_t offset, bool late) {
   std::vector<Instance> writers;
-  if (aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0) {
+  if (late || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0) {
     for (const auto& [peer, bound] : everBound_) writers.push_back(*bound);
   }
   // Drop finished writers at once, because an Instance keeps its process's memory mapped.

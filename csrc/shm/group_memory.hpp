@@ -47,8 +47,8 @@ class GroupMemory {
   /// The doorbell of this rank, or of a bound one. It lives as long as the process is mapped.
   Doorbell& doorbell(int ofRank) const;
   Arena& arena() const { return *process_->arena(); }
-  /// How the peers use memory of this rank.
-  enum class Peers { Read, Write };
+  /// How the peers use memory of this rank. WriteLate: even after this rank has closed the group.
+  enum class Peers { Read, Write, WriteLate };
   /// Reserves zeroed arena memory for the group; it is freed with the group's own memory.
   std::uint64_t allocate(std::size_t bytes, Peers use);
 
@@ -119,7 +119,7 @@ class GroupMemory {
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, Fault& fault) noexcept;
   void tellAll(Fault fault) noexcept;
-  void giveBack(std::uint64_t offset);
+  void giveBack(std::uint64_t offset, bool late = false);
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;

@@ -144,8 +144,9 @@ def test_beside_collectives():
         assert_same(sums[number], torch.full((30_000,), 2.0 * number + 1))
 
 
-# Around what goes in one line, in one record, unasked, in half a ring, in a ring, and in several.
-EDGES = [32, 64, 2048, 16384, 65536, 262144, 1 << 20, 1 << 21, 3 << 21]
+# Around what goes in one line, in one record, in one cell, in all cells, unasked, in half a ring, in a ring, and in
+# several.
+EDGES = [32, 64, 2048, 16384, 65536, 262144, 1 << 19, 1 << 20, 1 << 21, 3 << 21]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,39 @@ def test_every_size_both_ways(order, shared):
             work.wait()
         assert_same(output, sample(other, (count,), torch.uint8, seed))
         assert_same(given, sample(mine, (count,), torch.uint8, seed))
+
+
+@on_ranks(2, 3)
+def test_back_and_forth_and_in_one_direction():
+    """Messages of medium length pass memory back and forth between two ranks, while there is some."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    behind, ahead = (mine - 1) % size, (mine + 1) % size
+    for number, count in enumerate([600, 4096, 16384, 16385, 65536, 65537, 300_000] * 4):
+        given = sample(mine, (count,), torch.float, number)
+        output = torch.empty(count)
+        pattern = number % 4
+        if pattern < 2:  # an exchange, and messages that turn round
+            first, then = (ahead, behind) if (mine + pattern) % 2 else (behind, ahead)
+            works = [dist.isend(given, first), dist.isend(given, then)]
+            for peer in (behind, ahead):
+                dist.recv(output, peer)
+                assert_same(output, sample(peer, (count,), torch.float, number))
+            for work in works:
+                work.wait()
+        elif pattern == 2 and mine == 0:  # more than there is memory for
+            for turn in range(9):
+                dist.send(sample(turn, (count,), torch.float, number), 1)
+        elif pattern == 2 and mine == 1:
+            for turn in range(9):
+                dist.recv(output, 0)
+                assert_same(output, sample(turn, (count,), torch.float, number))
+        elif mine == 0:  # there and back
+            dist.send(given, 1)
+            dist.recv(output, 1)
+            assert_same(output, given + 1)
+        elif mine == 1:
+            dist.recv(output, 0)
+            dist.send(output + 1, 0)
 
 
 @beyond_gloo("has no shared memory")

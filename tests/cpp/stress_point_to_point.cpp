@@ -41,8 +41,8 @@ void edges(Rank& me, const GroupOptions& options) {
   Random own(62u + static_cast<unsigned>(me.rank));
   std::vector<std::size_t> sizes;
   for (const std::size_t edge :
-       {PairRecord::kInlineBytes, PairRecord::kLine, PairChannel::kSmallBytes,
-        std::size_t{64} * 1024, PointToPoint::kEagerBytes, PointToPoint::kRingBytes / 2,
+       {PairRecord::kInlineBytes, PairRecord::kLine, PairChannel::kSmallBytes, PairCells::kBytes,
+        PairCells::kLongestMessage, PointToPoint::kEagerBytes, PointToPoint::kRingBytes / 2,
         PointToPoint::kRingBytes, 3 * PointToPoint::kRingBytes}) {
     sizes.insert(sizes.end(), {edge - 1, edge, edge + 1});
   }

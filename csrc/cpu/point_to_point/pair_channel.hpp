@@ -13,7 +13,8 @@
 // A ring begins small, inside the channel. Before the first message that is not small, the sender
 // reserves a large ring. The small ring's last record gives the offset (kMove). A line that the
 // receiver's core still caches is slow to write. So the large ring is longer than a core's
-// second-level cache, and the sender always cycles through all of it.
+// second-level cache, and the sender always cycles through all of it. With it, the sender reserves
+// a few cells, which messages of medium length use in turn (pair_cells.hpp).
 #pragma once
 
 #include <atomic>
@@ -32,12 +33,13 @@ struct RecordHead {
   std::uint32_t length;  // bytes of payload
   DType dtype;
   std::uint8_t asks;    // kMessage: the sender awaits an answer
+  std::uint8_t cell;    // number of the cell with the payload, or 0
   std::uint64_t bytes;  // kMessage: of the whole message; kMove: of the new ring
   std::uint64_t where;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: a number
 };
 
-/// A record's first line. Its payload is in `payload` if it fits, else it begins in the next line.
-/// All other fields are written before `kind` and read after it.
+/// A record's first line. Its payload is in a cell, or in `payload` if it fits, else it begins in
+/// the next line. All other fields are written before `kind` and read after it.
 struct alignas(64) PairRecord {
   static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kInlineBytes = 32;
@@ -52,6 +54,7 @@ struct alignas(64) PairRecord {
   static std::size_t size(std::size_t length) {
     return length <= kInlineBytes ? kLine : kLine + (length + kLine - 1) / kLine * kLine;
   }
+  static std::size_t size(const RecordHead& head) { return size(head.cell == 0 ? head.length : 0); }
 };
 static_assert(sizeof(PairRecord) == PairRecord::kLine);
 static_assert(sizeof(DType) == 1);
@@ -65,6 +68,7 @@ struct PairChannel {
   // Counts and positions only grow; release on write, acquire on read.
   // Written by the sender.
   alignas(64) std::atomic<std::uint64_t> heard;  // answers read; their slots may be reused
+  std::atomic<std::uint64_t> cells;              // offset of the cells, or 0; set before kMove
   // Written by the receiver.
   alignas(64) std::atomic<std::uint64_t> drained;  // position up to which the ring may be reused
   alignas(64) std::atomic<std::uint64_t> answered;

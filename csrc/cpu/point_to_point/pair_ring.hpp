@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu/point_to_point/pair_cells.hpp"
 #include "cpu/point_to_point/pair_channel.hpp"
 #include "shm/message.hpp"
 #include "shm/ring_stores.hpp"
@@ -40,8 +41,8 @@ using RecordBytes = std::array<std::pair<const std::uint8_t*, std::size_t>, 2>;
 
 class PairWriter {
  public:
-  explicit PairWriter(PairChannel& channel)
-      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
+  PairWriter(PairChannel& channel, PairCells& cells)
+      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0}, cells_(cells) {}
 
   /// Whether a record with `length` bytes of payload can be written now.
   bool fits(std::size_t length) {
@@ -54,6 +55,11 @@ class PairWriter {
     return position_ + need <= free_;
   }
 
+  /// The cell for a payload of a message of `bytes`; 0 if it goes into the ring.
+  std::uint8_t cellFor(std::size_t bytes) {
+    return bytes <= PairCells::kLongestMessage ? cells_.take() : std::uint8_t{0};
+  }
+
   /// Writes a record that fits: the fields of `head`, then `head.length` bytes of the message from
   /// `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset) {
@@ -62,6 +68,8 @@ class PairWriter {
                 sizeof record.fields);
     if (head.length <= PairRecord::kInlineBytes) {
       message.read(offset, head.length, record.payload);
+    } else if (head.cell != 0) {
+      message.read(offset, head.length, cells_.at(head.cell));
     } else {
       stores_.fill(head.length, [&](bool streaming) {
         ring_.visit(position_ + PairRecord::kLine, head.length,
@@ -72,7 +80,7 @@ class PairWriter {
         return std::size_t{head.length};
       });
     }
-    position_ += PairRecord::size(head.length);
+    position_ += PairRecord::size(head);
     ring_.record(position_).kind.store(RecordHead::kNone, std::memory_order_relaxed);
     // Release publishes payload, fields and the cleared line; copyStreaming has ordered its stores
     // before this one. It is seq_cst, because the sender then reads whether the receiver sleeps.
@@ -104,12 +112,13 @@ class PairWriter {
   RingStores stores_;  // plain in the small ring
   std::uint64_t position_ = 0;
   std::uint64_t free_ = PairChannel::kFirstRingBytes;  // end of the room, by the last `drained`
+  PairCells& cells_;
 };
 
 class PairReader {
  public:
-  explicit PairReader(PairChannel& channel)
-      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
+  PairReader(PairChannel& channel, PairCells& cells)
+      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0}, cells_(cells) {}
 
   /// The next record, or nullptr while there is none.
   const PairRecord* next() const {
@@ -124,18 +133,26 @@ class PairReader {
                 sizeof record.fields);
     return head;
   }
-  /// The longest payload that the ring can hold. A record with a longer one is broken.
-  std::size_t most() const { return ring_.bytes - 2 * PairRecord::kLine; }
-  /// The runs of the next record's payload.
-  RecordBytes payload(const PairRecord& record, std::size_t length) const {
+  /// Whether the next record's payload can be where the record says.
+  bool sound(const RecordHead& head) const {
+    if (head.cell == 0) return head.length <= ring_.bytes - 2 * PairRecord::kLine;
+    return head.length <= PairCells::kBytes && cells_.at(cells_.numberOf(head.cell)) != nullptr;
+  }
+  /// The runs of the next record's payload, if it is sound.
+  RecordBytes payload(const PairRecord& record, const RecordHead& head) const {
+    const std::size_t length = head.length;
     if (length <= PairRecord::kInlineBytes) return {{{record.payload, length}, {nullptr, 0}}};
+    if (head.cell != 0) return {{{cells_.at(cells_.numberOf(head.cell)), length}, {nullptr, 0}}};
     RecordBytes runs{};
     std::size_t run = 0;
     ring_.visit(position_ + PairRecord::kLine, length,
                 [&](const std::uint8_t* from, std::size_t n) { runs[run++] = {from, n}; });
     return runs;
   }
-  void advance(std::size_t length) { position_ += PairRecord::size(length); }
+  void advance(const RecordHead& head) {
+    position_ += PairRecord::size(head);
+    if (head.cell != 0) cells_.keep(cells_.numberOf(head.cell));
+  }
   /// Continues in another ring.
   void move(std::uint8_t* data, std::size_t bytes) { ring_ = {data, bytes, position_}; }
   /// Frees the room of all records taken so far. seq_cst, because this rank then reads whether the
@@ -146,6 +163,7 @@ class PairReader {
   PairChannel& channel_;
   PairRing ring_;
   std::uint64_t position_ = 0;
+  PairCells& cells_;
 };
 
 }  // namespace fastcoll

@@ -174,7 +174,7 @@ bool PointToPoint::advancePeer(int rank, Finished& finished) {
     peer.inChannel =
         reinterpret_cast<PairChannel*>(memory_.inPeer(rank, offset, sizeof(PairChannel)));
     peer.inChannel->full.store(full_ ? 1 : 0, std::memory_order_relaxed);
-    peer.in.emplace(*peer.inChannel);
+    peer.in.emplace(*peer.inChannel, peer.cells);
   }
   if (!peer.in) return moved;
   bool told = takeRecords(rank, finished);

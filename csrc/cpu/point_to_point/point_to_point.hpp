@@ -86,7 +86,7 @@ class PointToPoint {
  public:
   static constexpr std::size_t kRingBytes = std::size_t{2} << 20;
   /// Most bytes of a message that go to a receiver before it has matched the message.
-  static constexpr std::size_t kEagerBytes = 256 * 1024;
+  static constexpr std::size_t kEagerBytes = 512 * 1024;
   /// Messages in the arena that are longer than this are read in place, not copied into the ring.
   static constexpr std::size_t kCopiedBytes = 16 * 1024;
 
@@ -187,6 +187,7 @@ class PointToPoint {
     int users = 0;            // threads that use the channel without the lock
     std::string lost;         // how the connection broke
     bool explaining = false;  // a thread finds out why
+    PairCells cells;          // of both directions, with a peer on this host
     /// Whether an operation with the peer is pending.
     bool busy() const {
       return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||

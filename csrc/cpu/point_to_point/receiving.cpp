@@ -32,18 +32,19 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
     const std::size_t length = head.length;
     if (waitsForReceive(peer, head)) break;
     took = true;
-    if (length > in.most()) {
+    if (!in.sound(head)) {
       throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " wrote a record of ", length, " bytes into a ring of fewer", kReportThis);
+                  " wrote a record of ", length, " bytes where there is no room for it",
+                  kReportThis);
     }
     switch (head.kind) {
       case RecordHead::kMessage:
-        takeMessage(rank, head, in.payload(*record, length), finished);
-        in.advance(length);
+        takeMessage(rank, head, in.payload(*record, head), finished);
+        in.advance(head);
         break;
       case RecordHead::kPiece:
-        takePiece(rank, head, in.payload(*record, length), finished);
-        in.advance(length);
+        takePiece(rank, head, in.payload(*record, head), finished);
+        in.advance(head);
         break;
       case RecordHead::kMove: {
         const std::uint64_t bytes = head.bytes;
@@ -53,15 +54,21 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
         }
         std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
         mapNow(data, bytes);
-        in.advance(length);
+        in.advance(head);
         in.move(data, bytes);
+        if (const std::uint64_t cells = peer.inChannel->cells.load(std::memory_order_relaxed)) {
+          const std::size_t all = PairCells::blockBytes(bytes);
+          std::uint8_t* const block = memory_.inPeer(rank, cells, all);
+          mapNow(block, all);
+          peer.cells.addPeers(block, PairCells::countFor(bytes));
+        }
         break;
       }
       default:
         throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
                     " wrote a record of an unknown kind", kReportThis);
     }
-    budget -= std::min(budget, PairRecord::size(length));
+    budget -= std::min(budget, PairRecord::kLine + length);
   }
   if (took) in.release();
   return took;

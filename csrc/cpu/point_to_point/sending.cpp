@@ -12,7 +12,7 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
     const std::uint64_t offset = memory_.allocate(sizeof(PairChannel), GroupMemory::Peers::Write);
     peer.outChannel = reinterpret_cast<PairChannel*>(memory_.arena().base() + offset);
-    peer.out.emplace(*peer.outChannel);
+    peer.out.emplace(*peer.outChannel, peer.cells);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
   }
   bool moved = hearAnswers(peer, finished);
@@ -108,6 +108,7 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   }
   head.asks = op.unasked_ < bytes;
   if (!peer.out->fits(head.length)) return false;
+  if (head.length > PairChannel::kSmallBytes) head.cell = peer.out->cellFor(bytes);
   peer.out->write(head, op.message, 0);
   op.number_ = peer.sent++;
   op.moved_ = head.length;
@@ -122,6 +123,13 @@ bool PointToPoint::useLargeRing(Peer& peer) {
   const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Peers::Read);
   std::uint8_t* const data = memory_.arena().base() + offset;
   mapNow(data, ringBytes_);
+  if (const std::size_t bytes = PairCells::blockBytes(ringBytes_)) {
+    const std::uint64_t cells = memory_.allocate(bytes, GroupMemory::Peers::WriteLate);
+    std::uint8_t* const block = memory_.arena().base() + cells;
+    mapNow(block, bytes);
+    peer.cells.addOwn(block, PairCells::countFor(ringBytes_));
+    peer.outChannel->cells.store(cells, std::memory_order_relaxed);
+  }
   peer.out->move(data, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
   peer.large = true;
   return true;
@@ -137,6 +145,8 @@ bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
     const std::size_t take = std::min(pieceBytes_, end - op.moved_);
     if (budget == 0 || !peer.out->fits(take)) return false;
     head.length = static_cast<std::uint32_t>(take);
+    head.cell = 0;
+    if (take > PairChannel::kSmallBytes) head.cell = peer.out->cellFor(op.message.bytes());
     peer.out->write(head, op.message, op.moved_);
     op.moved_ += take;
     budget -= std::min(budget, take);

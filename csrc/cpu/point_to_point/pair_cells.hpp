@@ -1,0 +1,75 @@
+// Memory that two ranks pass back and forth: a few cells for each pair.
+//
+// To write a line that a peer has read is slow, because the line is in the peer's cache. To write a
+// line that the own core has read last is fast, and between cores without a common cache it is
+// several times as fast. So a cell passes to the receiver with a record. The receiver copies the
+// payload out of it, and writes it when it next sends to that peer.
+//
+// A cell comes back in no other way. Messages in one direction soon find none, and use the ring.
+// Each rank begins with the cells of its own block. Only the rank that holds a cell touches it; the
+// record that passes it orders the two ranks' accesses. A rank that has closed the group keeps its
+// block until the peer has left too, because the peer may still send into it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace fastcoll {
+
+/// The cells that this rank holds, for one peer. One thread at a time uses it.
+class PairCells {
+ public:
+  static constexpr std::size_t kBytes = 64 * 1024;
+  /// Longer messages use the ring. They would find no cell in a cache.
+  static constexpr std::size_t kLongestMessage = 256 * 1024;
+
+  /// Number of cells beside a ring of `ringBytes`, and their bytes.
+  static std::size_t countFor(std::size_t ringBytes) {
+    return std::min(ringBytes / (8 * kBytes), kMost);
+  }
+  static std::size_t blockBytes(std::size_t ringBytes) { return countFor(ringBytes) * kStride; }
+
+  /// This rank's block, of whose cells it now holds all.
+  void addOwn(std::uint8_t* data, std::size_t count) {
+    blocks_[0] = data;
+    count_ = count;
+    for (; held_ < count; ++held_) numbers_[held_] = static_cast<std::uint8_t>(held_ + 1);
+  }
+  void addPeers(std::uint8_t* data, std::size_t count) {
+    blocks_[1] = data;
+    count_ = count;
+  }
+
+  /// The cell that this rank has read last, for a record: its number, or 0 if this rank holds none.
+  std::uint8_t take() { return held_ == 0 ? std::uint8_t{0} : numbers_[--held_]; }
+  /// The memory of a cell of this rank's numbering; nullptr if there is no such cell.
+  std::uint8_t* at(std::uint8_t number) const {
+    const std::size_t index = number - 1;
+    if (number == 0 || index >= 2 * count_) return nullptr;
+    std::uint8_t* const block = blocks_[index / count_];
+    return block == nullptr ? nullptr : block + index % count_ * kStride;
+  }
+  /// The number here of a cell that a record of the peer names. The peer counts its own block's
+  /// cells first, too.
+  std::uint8_t numberOf(std::uint8_t peers) const {
+    return static_cast<std::uint8_t>(peers > count_ ? peers - count_ : peers + count_);
+  }
+  /// This rank has read the cell, which the peer no longer touches.
+  void keep(std::uint8_t number) {
+    if (held_ < numbers_.size()) numbers_[held_++] = number;  // more only if the peer is broken
+  }
+
+ private:
+  static constexpr std::size_t kMost = kLongestMessage / kBytes;  // cells of a block
+  /// Not a multiple of a page: else all cells compete for the same places of a cache.
+  static constexpr std::size_t kStride = kBytes + 64;
+
+  std::array<std::uint8_t*, 2> blocks_{};  // own, the peer's
+  std::size_t count_ = 0;                  // cells of a block
+  std::array<std::uint8_t, 2 * kMost> numbers_{};
+  std::size_t held_ = 0;  // so many of `numbers_`, in the order in which they were read
+};
+
+}  // namespace fastcoll
