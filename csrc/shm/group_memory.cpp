@@ -152,8 +152,10 @@ GroupMemory::~GroupMemory() {
     try {
       // Without a fault, close() has found that no peer uses the ring any more.
       if (large != 0) aborted() ? giveBack(large) : arena().release(large);
-      for (const auto& [offset, use] : allocated_) {
-        use == Peers::Read ? arena().retire(offset) : giveBack(offset, use == Peers::WriteLate);
+      for (const auto& [offset, use, peer] : allocated_) {
+        const bool late = use == Use::WriteLate;
+        use == Use::Read ? arena().retire(offset)
+                         : giveBack(offset, late ? std::optional(peer) : std::nullopt);
       }
       giveBack(blockOffset_);
     } catch (const std::bad_alloc&) {
@@ -167,11 +169,12 @@ GroupMemory::~GroupMemory() {
 /// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
 /// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
 /// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
-/// too, if a peer still counts as asleep, or may write `late`.
-void GroupMemory::giveBack(std::uint64_t offset, bool late) {
+/// too, if a peer still counts as asleep, and for the peer `late`, which may still write.
+void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
   std::vector<Instance> writers;
-  if (late || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0) {
-    for (const auto& [peer, bound] : everBound_) writers.push_back(*bound);
+  const bool any = aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
+  for (const auto& [peer, bound] : everBound_) {
+    if (any || peer == late) writers.push_back(*bound);
   }
   // Drop finished writers at once, because an Instance keeps its process's memory mapped.
   auto over = [writers = std::move(writers)]() mutable {
@@ -183,11 +186,11 @@ void GroupMemory::giveBack(std::uint64_t offset, bool late) {
   process_->hold(offset, std::move(over));
 }
 
-std::uint64_t GroupMemory::allocate(std::size_t bytes, Peers use) {
+std::uint64_t GroupMemory::allocate(std::size_t bytes, Use use, int peer) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   allocated_.reserve(allocated_.size() + 1);
-  allocated_.emplace_back(arena().allocate(bytes), use);
-  return allocated_.back().first;
+  allocated_.push_back({arena().allocate(bytes), use, peer});
+  return allocated_.back().offset;
 }
 
 std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t bytes) const {

@@ -47,10 +47,12 @@ class GroupMemory {
   /// The doorbell of this rank, or of a bound one. It lives as long as the process is mapped.
   Doorbell& doorbell(int ofRank) const;
   Arena& arena() const { return *process_->arena(); }
-  /// How the peers use memory of this rank. WriteLate: even after this rank has closed the group.
-  enum class Peers { Read, Write, WriteLate };
-  /// Reserves zeroed arena memory for the group; it is freed with the group's own memory.
-  std::uint64_t allocate(std::size_t bytes, Peers use);
+  /// How a peer uses memory of this rank. WriteLate: it may write even after this rank has closed
+  /// the group.
+  enum class Use { Read, Write, WriteLate };
+  /// Reserves zeroed arena memory for this rank and `peer`. It is freed with the group's own
+  /// memory, or with WriteLate once the peer has left or died too.
+  std::uint64_t allocate(std::size_t bytes, Use use, int peer);
 
   /// `bytes` at `offset` of a peer's arena. Throws Error(Backend) if they are not inside it, so a
   /// broken peer cannot make this process read or write elsewhere.
@@ -119,7 +121,7 @@ class GroupMemory {
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, Fault& fault) noexcept;
   void tellAll(Fault fault) noexcept;
-  void giveBack(std::uint64_t offset, bool late = false);
+  void giveBack(std::uint64_t offset, std::optional<int> late = std::nullopt);
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;
@@ -132,7 +134,12 @@ class GroupMemory {
   // point-to-point binds another one.
   std::vector<std::atomic<Member*>> members_;
   std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
-  std::vector<std::pair<std::uint64_t, Peers>> allocated_;
+  struct Allocated {
+    std::uint64_t offset;
+    Use use;
+    int peer;
+  };
+  std::vector<Allocated> allocated_;
   std::atomic<bool> early_{false};  // a fault before there was a block to record it in
   Fault earlyFault_;
   mutable std::mutex namesMutex_;

@@ -70,6 +70,8 @@ for way in "${WAYS[@]}"; do
       run build/sanitize-address/reduce_test
       build address ring_stores_test tests/cpp/ring_stores_test.cpp csrc/shm/ring_stores.cpp
       run build/sanitize-address/ring_stores_test
+      build address pair_cells_test tests/cpp/pair_cells_test.cpp
+      run build/sanitize-address/pair_cells_test
       build address trace_test $TRACE
       run build/sanitize-address/trace_test
       run build/sanitize-address/stress --effort "$EFFORT"

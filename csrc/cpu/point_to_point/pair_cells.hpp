@@ -8,7 +8,7 @@
 // A cell comes back in no other way. Messages in one direction soon find none, and use the ring.
 // Each rank begins with the cells of its own block. Only the rank that holds a cell touches it; the
 // record that passes it orders the two ranks' accesses. A rank that has closed the group keeps its
-// block until the peer has left too, because the peer may still send into it.
+// block until the peer has left or died, because the peer may still send into it.
 #pragma once
 
 #include <algorithm>
@@ -35,14 +35,20 @@ class PairCells {
   void addOwn(std::uint8_t* data, std::size_t count) {
     blocks_[0] = data;
     count_ = count;
-    for (; held_ < count; ++held_) numbers_[held_] = static_cast<std::uint8_t>(held_ + 1);
+    // Those that it has read already are taken first.
+    const std::size_t read = std::min(held_, kMost);
+    std::copy_backward(numbers_.begin(), numbers_.begin() + read, numbers_.begin() + read + count);
+    for (std::size_t cell = 0; cell < count; ++cell) {
+      numbers_[cell] = static_cast<std::uint8_t>(cell + 1);
+    }
+    held_ = read + count;
   }
   void addPeers(std::uint8_t* data, std::size_t count) {
     blocks_[1] = data;
     count_ = count;
   }
 
-  /// The cell that this rank has read last, for a record: its number, or 0 if this rank holds none.
+  /// Takes the cell that this rank has read last, or a new one: its number, or 0 if it holds none.
   std::uint8_t take() { return held_ == 0 ? std::uint8_t{0} : numbers_[--held_]; }
   /// The memory of a cell of this rank's numbering; nullptr if there is no such cell.
   std::uint8_t* at(std::uint8_t number) const {
@@ -51,9 +57,10 @@ class PairCells {
     std::uint8_t* const block = blocks_[index / count_];
     return block == nullptr ? nullptr : block + index % count_ * kStride;
   }
-  /// The number here of a cell that a record of the peer names. The peer counts its own block's
-  /// cells first, too.
+  /// The number here of a cell that a record of the peer names; 0 if there is no such cell. The
+  /// peer counts its own block's cells first, too.
   std::uint8_t numberOf(std::uint8_t peers) const {
+    if (peers == 0 || peers > 2 * count_) return 0;
     return static_cast<std::uint8_t>(peers > count_ ? peers - count_ : peers + count_);
   }
   /// This rank has read the cell, which the peer no longer touches.

@@ -68,7 +68,7 @@ struct PairChannel {
   // Counts and positions only grow; release on write, acquire on read.
   // Written by the sender.
   alignas(64) std::atomic<std::uint64_t> heard;  // answers read; their slots may be reused
-  std::atomic<std::uint64_t> cells;              // offset of the cells, or 0; set before kMove
+  std::atomic<std::uint64_t> cells;  // their offset, or 0; relaxed, because kMove publishes it
   // Written by the receiver.
   alignas(64) std::atomic<std::uint64_t> drained;  // position up to which the ring may be reused
   alignas(64) std::atomic<std::uint64_t> answered;

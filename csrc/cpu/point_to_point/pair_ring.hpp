@@ -55,8 +55,8 @@ class PairWriter {
     return position_ + need <= free_;
   }
 
-  /// The cell for a payload of a message of `bytes`; 0 if it goes into the ring.
-  std::uint8_t cellFor(std::size_t bytes) {
+  /// Takes a cell for a payload of a message of `bytes`; 0: the payload goes into the ring.
+  std::uint8_t takeCell(std::size_t bytes) {
     return bytes <= PairCells::kLongestMessage ? cells_.take() : std::uint8_t{0};
   }
 
@@ -64,24 +64,18 @@ class PairWriter {
   /// `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset) {
     PairRecord& record = ring_.record(position_);
-    std::memcpy(record.fields, reinterpret_cast<const char*>(&head) + sizeof head.kind,
+    std::uint8_t line[sizeof record.fields + sizeof record.payload] = {};  // all after `kind`
+    std::memcpy(line, reinterpret_cast<const char*>(&head) + sizeof head.kind,
                 sizeof record.fields);
     if (head.length <= PairRecord::kInlineBytes) {
-      message.read(offset, head.length, record.payload);
-    } else if (head.cell != 0) {
-      message.read(offset, head.length, cells_.at(head.cell));
+      message.read(offset, head.length, line + sizeof record.fields);
     } else {
-      stores_.fill(head.length, [&](bool streaming) {
-        ring_.visit(position_ + PairRecord::kLine, head.length,
-                    [&](std::uint8_t* to, std::size_t n) {
-                      message.read(offset, n, to, streaming);
-                      offset += n;
-                    });
-        return std::size_t{head.length};
-      });
+      writePayload(head, message, offset);
     }
     position_ += PairRecord::size(head);
     ring_.record(position_).kind.store(RecordHead::kNone, std::memory_order_relaxed);
+    // Last and at once, because the receiver polls this line and may take it half written.
+    std::memcpy(reinterpret_cast<std::uint8_t*>(&record) + sizeof record.kind, line, sizeof line);
     // Release publishes payload, fields and the cleared line; copyStreaming has ordered its stores
     // before this one. It is seq_cst, because the sender then reads whether the receiver sleeps.
     record.kind.store(head.kind, std::memory_order_seq_cst);
@@ -107,6 +101,20 @@ class PairWriter {
   bool taken() const { return channel_.drained.load(std::memory_order_acquire) == position_; }
 
  private:
+  /// Writes a payload that does not fit in its record's line. It is apart from write(), so that
+  /// short messages pass sooner.
+  [[gnu::noinline]] void writePayload(const RecordHead& head, const Message& message,
+                                      std::size_t offset) {
+    if (head.cell != 0) return message.read(offset, head.length, cells_.at(head.cell));
+    stores_.fill(head.length, [&](bool streaming) {
+      ring_.visit(position_ + PairRecord::kLine, head.length, [&](std::uint8_t* to, std::size_t n) {
+        message.read(offset, n, to, streaming);
+        offset += n;
+      });
+      return std::size_t{head.length};
+    });
+  }
+
   PairChannel& channel_;
   PairRing ring_;
   RingStores stores_;  // plain in the small ring

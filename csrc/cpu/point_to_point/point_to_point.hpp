@@ -11,6 +11,7 @@
 //   up to kSmallBytes   in one record; the send ends at once
 //   up to kEagerBytes   in several eager records; the send ends with the last
 //   longer              the first kEagerBytes eagerly, the rest once the receiver has matched it
+//                       (half of the ring eagerly, in groups so large that this is less)
 //   in the arena        the receiver reads it in place; the send ends after that
 //
 // To another host (see remote_channel.hpp) a message of up to kRecordBytes goes in one record,
@@ -237,8 +238,8 @@ class PointToPoint {
   // sending.cpp
   bool advanceSends(int rank, Finished& finished);
   bool hearAnswers(Peer& peer, Finished& finished);
-  bool begin(Peer& peer, PointToPointOp& op);
-  bool useLargeRing(Peer& peer);
+  bool begin(int rank, PointToPointOp& op);
+  bool useLargeRing(int rank);
   bool writePieces(Peer& peer, PointToPointOp& op, std::size_t end, std::size_t& budget);
   std::uint64_t inArena(const Message& message) const;
 

@@ -48,7 +48,7 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
         break;
       case RecordHead::kMove: {
         const std::uint64_t bytes = head.bytes;
-        if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
+        if (bytes != ringBytes_) {
           throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
                       " announces a ring of ", bytes, " bytes", kReportThis);
         }
@@ -176,7 +176,8 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
 /// Keeps the next record's payload for a later receive.
 void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
   // Eager bytes are bounded, except that a message in one record always arrives whole.
-  const std::size_t room = std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length));
+  const std::size_t room = std::min<std::uint64_t>(
+      message.bytes, std::max(std::min(kEagerBytes, ringBytes_ / 2), length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(message.source),

@@ -10,7 +10,8 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
   Peer& peer = peers_[rank];
   if (!peer.out) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
-    const std::uint64_t offset = memory_.allocate(sizeof(PairChannel), GroupMemory::Peers::Write);
+    const std::uint64_t offset =
+        memory_.allocate(sizeof(PairChannel), GroupMemory::Use::Write, rank);
     peer.outChannel = reinterpret_cast<PairChannel*>(memory_.arena().base() + offset);
     peer.out.emplace(*peer.outChannel, peer.cells);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
@@ -21,7 +22,7 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
   while (!peer.sends.empty() && budget > 0) {
     const PointToPointRef op = peer.sends.front();
     const bool begins = !op->begun_;
-    if (begins && !begin(peer, *op)) break;
+    if (begins && !begin(rank, *op)) break;
     const std::size_t before = op->moved_;
     const bool whole = writePieces(peer, *op, op->unasked_, budget);
     wrote = wrote || begins || op->moved_ != before;
@@ -89,7 +90,8 @@ std::uint64_t PointToPoint::inArena(const Message& message) const {
 }
 
 /// Writes a message's first record; false when there is no room yet.
-bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
+bool PointToPoint::begin(int rank, PointToPointOp& op) {
+  Peer& peer = peers_[rank];
   const std::size_t bytes = op.message.bytes();
   RecordHead head{};
   head.kind = RecordHead::kMessage;
@@ -98,7 +100,7 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   head.bytes = bytes;
   head.where = inArena(op.message);
   if (head.where == 0 && bytes > PairChannel::kSmallBytes) {
-    if (!useLargeRing(peer)) return false;
+    if (!useLargeRing(rank)) return false;
     const bool full = peer.outChannel->full.load(std::memory_order_relaxed) != 0;
     op.unasked_ = full ? 0 : std::min({bytes, kEagerBytes, ringBytes_ / 2});
     head.length = static_cast<std::uint32_t>(std::min(op.unasked_, pieceBytes_));
@@ -108,7 +110,7 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   }
   head.asks = op.unasked_ < bytes;
   if (!peer.out->fits(head.length)) return false;
-  if (head.length > PairChannel::kSmallBytes) head.cell = peer.out->cellFor(bytes);
+  if (head.length > PairChannel::kSmallBytes) head.cell = peer.out->takeCell(bytes);
   peer.out->write(head, op.message, 0);
   op.number_ = peer.sent++;
   op.moved_ = head.length;
@@ -117,14 +119,15 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   return true;
 }
 
-bool PointToPoint::useLargeRing(Peer& peer) {
+bool PointToPoint::useLargeRing(int rank) {
+  Peer& peer = peers_[rank];
   if (peer.large) return true;
   if (!peer.out->fits(0)) return false;
-  const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Peers::Read);
+  const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Use::Read, rank);
   std::uint8_t* const data = memory_.arena().base() + offset;
   mapNow(data, ringBytes_);
   if (const std::size_t bytes = PairCells::blockBytes(ringBytes_)) {
-    const std::uint64_t cells = memory_.allocate(bytes, GroupMemory::Peers::WriteLate);
+    const std::uint64_t cells = memory_.allocate(bytes, GroupMemory::Use::WriteLate, rank);
     std::uint8_t* const block = memory_.arena().base() + cells;
     mapNow(block, bytes);
     peer.cells.addOwn(block, PairCells::countFor(ringBytes_));
@@ -146,7 +149,7 @@ bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
     if (budget == 0 || !peer.out->fits(take)) return false;
     head.length = static_cast<std::uint32_t>(take);
     head.cell = 0;
-    if (take > PairChannel::kSmallBytes) head.cell = peer.out->cellFor(op.message.bytes());
+    if (take > PairChannel::kSmallBytes) head.cell = peer.out->takeCell(op.message.bytes());
     peer.out->write(head, op.message, op.moved_);
     op.moved_ += take;
     budget -= std::min(budget, take);
