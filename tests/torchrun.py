@@ -45,10 +45,12 @@ def torchrun(
     environment: dict[str, str] | None = None,
     deadline: float = 240.0,
     cluster: Cluster | None = None,
+    monitor: float = 0.1,
 ) -> str:
     """Run a script of ``features/scripts``, or a module, and return its output; raise if it fails.
 
-    ``hosts`` is the number of agents, each on its own simulated host with ``ranks`` ranks, or on a host of ``cluster``.
+    ``monitor`` is the seconds between two looks of an agent at its ranks. After a look that finds a dead one, it ends
+    the others. ``hosts`` is the number of agents, each on its own simulated host with ``ranks`` ranks, or on a host of ``cluster``.
     """
     if cluster is not None:
         hosts = cluster.hosts
@@ -60,7 +62,7 @@ def torchrun(
         [
             *[sys.executable, "-m", "torch.distributed.run", *rendezvous],
             *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
-            *["--monitor-interval=0.1", *program, *map(str, arguments)],
+            *[f"--monitor-interval={monitor}", *program, *map(str, arguments)],
         ]
         for rendezvous in _rendezvous(hosts, cluster, meeting)
     ]

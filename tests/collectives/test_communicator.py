@@ -6,6 +6,7 @@ Faults of its calls are in tests/faults, beside those of torch's.
 import functools
 import os
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -259,7 +260,7 @@ def test_a_hundred_thousand_plans_leave_nothing():
     comm = fastcoll.communicator()
     tensor = torch.ones(300)
 
-    def some(count: int) -> tuple[int, list[str], int]:
+    def some(count: int) -> tuple[int, Counter[str], int]:
         for made in range(count):
             plan = comm.all_reduce_plan(tensor)
             if made % 20 == 0:  # a run waits for the other rank, for long on a busy machine
@@ -267,12 +268,13 @@ def test_a_hundred_thousand_plans_leave_nothing():
                 plan()
         with open("/proc/self/statm") as statm:
             pages = int(statm.read().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE"), sorted(thread_names()), shared_bytes()
+        return pages * os.sysconf("SC_PAGE_SIZE"), Counter(thread_names()), shared_bytes()
 
     some(20_000)
     first = some(1000)
     last = some(100_000)
-    assert last[1:] == first[1:]
+    assert not last[1] - first[1], (first, last)  # a thread may end, after 2 s without a job
+    assert last[2] <= first[2], (first, last)
     assert last[0] - first[0] < 4 << 20, (first, last)
 
 

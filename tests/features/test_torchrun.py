@@ -56,8 +56,14 @@ def test_shards_inside_of_hosts_and_a_restart_of_both(tmp_path):
     with contextlib.ExitStack() as ended:
         cluster = None if namespaces.missing() else ended.enter_context(namespaces.Cluster(2, 0))
         printed = torchrun("hybrid_shards.py", hosts=2, cluster=cluster)
+        # The survivors need a moment to name the dead rank, before the agent ends them.
         again = torchrun(
-            *("die_once.py", path), max_restarts=2, hosts=2, environment=loud, cluster=cluster
+            *("die_once.py", path),
+            max_restarts=2,
+            hosts=2,
+            environment=loud,
+            cluster=cluster,
+            monitor=1.0,
         )
     for rank in range(4):
         assert f"rank {rank} shards over ['shm', 'gloo']" in printed
