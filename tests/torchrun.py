@@ -50,7 +50,8 @@ def torchrun(
     """Run a script of ``features/scripts``, or a module, and return its output; raise if it fails.
 
     ``monitor`` is the seconds between two looks of an agent at its ranks. After a look that finds a dead one, it ends
-    the others. ``hosts`` is the number of agents, each on its own simulated host with ``ranks`` ranks, or on a host of ``cluster``.
+    the others. ``hosts`` is the number of agents, each on its own simulated host with ``ranks`` ranks, or on a host of
+    ``cluster``.
     """
     if cluster is not None:
         hosts = cluster.hosts
