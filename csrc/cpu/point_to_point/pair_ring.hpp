@@ -74,7 +74,8 @@ class PairWriter {
     }
     position_ += PairRecord::size(head);
     ring_.record(position_).kind.store(RecordHead::kNone, std::memory_order_relaxed);
-    // Last and at once, because the receiver polls this line and may take it half written.
+    // This line is written last and at once, because the receiver polls it and may take it half
+    // written.
     std::memcpy(reinterpret_cast<std::uint8_t*>(&record) + sizeof record.kind, line, sizeof line);
     // Release publishes payload, fields and the cleared line; copyStreaming has ordered its stores
     // before this one. It is seq_cst, because the sender then reads whether the receiver sleeps.
@@ -101,8 +102,7 @@ class PairWriter {
   bool taken() const { return channel_.drained.load(std::memory_order_acquire) == position_; }
 
  private:
-  /// Writes a payload that does not fit in its record's line. It is apart from write(), so that
-  /// short messages pass sooner.
+  /// Writes a payload that does not fit in its record's line.
   [[gnu::noinline]] void writePayload(const RecordHead& head, const Message& message,
                                       std::size_t offset) {
     if (head.cell != 0) return message.read(offset, head.length, cells_.at(head.cell));
