@@ -1,5 +1,5 @@
-// Who holds which cell of a pair. The bytes that pass through cells are tested by the stress
-// program.
+// Tests that the two ranks of a pair agree on which of them holds a cell. The stress program tests
+// the bytes in the cells.
 #include "cpu/point_to_point/pair_cells.hpp"
 
 #include <cstdio>
