@@ -154,6 +154,8 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-o", "--op", dest="ops", type=partial(_words, OPS), default="sum",
         help=f"comma-separated: {', '.join(OPS)}, all (sum)")
     add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
+    add("--read", action="store_true",
+        help="time a sum of the result with each call, without a floor")
     add("--baseline", metavar="BACKEND", help="of the ratios (the slowest backend of each size)")
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     # fmt: on

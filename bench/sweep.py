@@ -51,13 +51,19 @@ def _bound(run: Run, case: Case, peer: Peer) -> Candidate:
     finally:
         case.reset()
     verified = peer.delivers and times > 0
-    return Candidate(partial(take_turn, call, run.device), check if verified else None)
+    timed = partial(_call_and_read, call, case) if run.options.read else call
+    return Candidate(partial(take_turn, timed, run.device), check if verified else None)
+
+
+def _call_and_read(call: Call, case: Case) -> None:
+    call()
+    case.receive.sum()
 
 
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
     case.reset()  # a backend may have its own buffers, and the floor reads these
     makers = {peer.name: partial(_bound, run, case, peer) for peer in run.peers}
-    floor = bind_floor(case)
+    floor = None if run.options.read else bind_floor(case)
     beside = {FLOOR: partial(take_turn, floor, run.device)} if floor else {}
     rooted = case.collective.rooted
     found, unsupported, disturbed = run.compare(makers, beside, rooted, advance)

@@ -4,13 +4,17 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from bench_ranks import FEW, SHORT, run_on
 from torch.nn.parallel import DistributedDataParallel
 from world import Worlds
 
 from fastcoll._launch import launch
+from fastcoll._measure import Call
+from fastcoll.bench import sweep
 from fastcoll.bench.record import read_record
 
 
@@ -62,6 +66,30 @@ def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
             assert 0 < time["minimum"] <= time["lower"] <= time["median"]
             assert time["median"] <= time["upper"] <= time["maximum"]
             assert len(backend["rank_medians"]) == 2
+
+
+def test_a_read_of_the_result_is_timed_with_the_call(
+    world: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.jsonl"
+    ended = run_on(world, 2, *SHORT, "--read", "--backend", "fastcoll", "--json", path)
+    assert ended.status == 0, ended
+    assert [case["floor"] for case in read_record(path)["cases"]] == [None, None]
+
+    def timed(call: Call, device: torch.device, calls: int) -> float:
+        call()
+        return 1.0
+
+    monkeypatch.setattr(sweep, "take_turn", timed)
+    done: list[str] = []
+    result = Mock(sum=lambda: done.append("read"))
+    case = Mock(send=None, receive=result)
+    peer = Mock(place=lambda case: case, bind=lambda case: lambda: done.append("call"))
+    run = Mock(options=Mock(check=0, seed=1, read=True), device=torch.device("cpu"))
+    candidate = sweep._bound(run, case, peer)
+    assert done == ["call"]
+    candidate.turn(1)
+    assert done == ["call", "call", "read"]
 
 
 def test_every_reduction_is_verified(world: Worlds) -> None:
