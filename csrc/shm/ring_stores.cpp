@@ -41,7 +41,7 @@ void StoresChooser::took(double cost, bool streaming) {
 }
 
 bool StoresChooser::wantsOther() const {
-  const bool dear = plain_.median() >= (now_ ? kEnds : kBegins) * streaming_.median();
+  const bool dear = plain_.median() >= (now_ ? kStays : 1.0) * begins_ * streaming_.median();
   return dear != now_;
 }
 
@@ -55,7 +55,7 @@ void StoresChooser::turn() {
 void StoresChooser::weigh(double latest) {
   // A median moves only after more such costs, so try the next segment at once.
   const bool promising =
-      now_ ? latest < kEnds * streaming_.median() : plain_.median() >= kBegins * latest;
+      now_ ? latest < kStays * begins_ * streaming_.median() : plain_.median() >= begins_ * latest;
   if (promising) {
     tries_ = 1;
     return;

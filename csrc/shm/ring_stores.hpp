@@ -19,23 +19,27 @@
 
 namespace fastcoll {
 
-/// Chooses for segments of similar length. A line of a short segment costs more with both stores.
+/// Chooses for segments of similar length.
 class StoresChooser {
  public:
-  /// Streaming begins when plain stores cost kBegins times as much, and ends below kEnds times. The
-  /// writer's cost is not all, because peers read streamed lines from memory. AMD EPYC, nanoseconds
-  /// per line for plain and streaming stores:
-  ///   1. cores that share a cache: 1.5 and 2.3    2. the same, segments of 8 KiB: 5 and 1.5
-  ///   3. other cores: 16 to 26 and 2              4. the same, line back from reader: 7 and 2
-  /// Streaming pays in case 3 only. There a broadcast takes a fifth to a third of the time.
-  static constexpr double kBegins = 6.0;
-  static constexpr double kEnds = 4.0;
+  /// Streaming begins when plain stores cost `begins` times as much, and ends when they cost less
+  /// than kStays of that. The writer's cost is not all, because peers read streamed lines from
+  /// memory. AMD EPYC, 2 ranks, nanoseconds per line for plain and streaming stores, and the time
+  /// of the call with streaming over that with plain stores (never measure with zeros, whose
+  /// streaming stores cost half):
+  ///                                  cores share a cache      other cores
+  ///   broadcast, 128 KiB to 1 MiB    2.2–3.2 and 4   2.6      16 and 4      0.4
+  ///   broadcast from 8 MiB           8 and 11        1.3      17–21 and 9   0.5
+  ///   all_to_all from 256 KiB        4–10 and 6–12   1.4      7–12 and 4–8  0.9
+  ///   all_to_all of 32 KiB           8 and 2.6       1.2      9.3 and 2.6   0.9
+  explicit StoresChooser(double begins) : begins_(begins) {}
+  static constexpr double kStays = 0.8;
   /// Streaming is tried at once when plain stores cost kRises times as much as at its last try.
-  static constexpr double kRises = 3.0;
+  static constexpr double kRises = 2.0;
   /// Timed segments with the present stores before the others are tried again: kFirstRest after a
   /// change, doubled by each failed try up to kLongestRest.
   static constexpr int kFirstRest = 16;
-  static constexpr int kLongestRest = 512;
+  static constexpr int kLongestRest = 128;
   /// Outside tries, one segment in kTimed is timed, because reading the clock separates copies.
   static constexpr int kTimed = 4;
 
@@ -65,6 +69,7 @@ class StoresChooser {
   void turn();
   void weigh(double latest);
 
+  double begins_;
   int untimed_ = 0;
   bool now_ = false;            // streaming stores are the present ones
   int tries_ = Costs::kEnough;  // segments left for the try of the other stores
@@ -81,6 +86,9 @@ class RingStores {
   static constexpr std::size_t kLeastBytes = 8 * 1024;
   /// Shorter segments have their own chooser.
   static constexpr std::size_t kLongBytes = 64 * 1024;
+  /// A line of a short segment costs more with plain stores, also between cores that share a cache.
+  static constexpr double kShortBegins = 3.25;
+  static constexpr double kLongBegins = 1.75;
 
   /// `ringBytes`: the first pass through the ring is not measured, because no peer has read those
   /// lines yet.
@@ -121,8 +129,8 @@ class RingStores {
 
   StoresChoice choice_;
   std::size_t fresh_;  // bytes left of the first pass
-  StoresChooser short_;
-  StoresChooser long_;
+  StoresChooser short_{kShortBegins};
+  StoresChooser long_{kLongBegins};
 };
 
 }  // namespace fastcoll

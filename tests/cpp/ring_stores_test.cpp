@@ -25,12 +25,12 @@ struct Cost {
   double plain;
   double streaming;
 };
-constexpr Cost kShared{2.7, 3.5};  // the cores share a cache
-constexpr Cost kApart{26.0, 3.0};  // the cores share no cache
-constexpr Cost kMemory{8.0, 9.0};  // the source comes from memory
-constexpr Cost kApartMemory{42.0, 9.0};
-constexpr Cost kSharedShort{5.5, 1.5};  // a segment of 8 KiB, in a shared cache
-constexpr Cost kReturned{7.3, 2.2};     // lines come back from a peer on another core
+constexpr Cost kShared{2.7, 4.0};   // the cores share a cache
+constexpr Cost kApart{16.0, 4.0};   // the cores share no cache
+constexpr Cost kMemory{8.3, 10.8};  // the source comes from memory
+constexpr Cost kApartMemory{18.0, 9.0};
+constexpr Cost kSharedShort{8.0, 2.6};  // a segment of 16 KiB, in a shared cache
+constexpr std::size_t kShort = 16 * 1024;
 
 /// Writes `segments` segments; returns how many of them used streaming stores. `disturbed(i)`: the
 /// thread is preempted in segment i.
@@ -60,26 +60,27 @@ RingStores begun(Cost cost) {
 void sharedCacheStaysPlain() {
   RingStores stores = begun(kShared);
   write(stores, 1000, kShared);  // trials become rarer
-  expect(write(stores, 10240, kShared) <= 20, "with a shared cache 1 segment in 2048 streams");
+  expect(write(stores, 10240, kShared) <= 40, "with a shared cache 1 segment in 512 streams");
   write(stores, 1000, kMemory);
-  expect(write(stores, 10240, kMemory) <= 20, "messages from memory stay plain");
-  expect(write(stores, 10240, kShared) <= 20, "and those in the cache after them");
+  expect(write(stores, 10240, kMemory) <= 40, "messages from memory stay plain");
+  expect(write(stores, 10240, kShared) <= 40, "and those in the cache after them");
 }
 
 void apartTurns() {
   RingStores stores = begun(kShared);
   write(stores, 5000, kShared);
   const int streamed = write(stores, 30, kApart);
-  expect(streamed >= 20, "10 segments are enough to turn");
+  expect(streamed >= 15, "15 segments are enough to turn");
   write(stores, 1000, kApart);
-  expect(write(stores, 10240, kApart) >= 10240 - 20, "plain stores are tried 1 time in 2048");
-  expect(write(stores, 10240, kApartMemory) >= 10240 - 40, "messages from memory stream too");
-  expect(write(stores, 10240, kApart) >= 10240 - 40, "and those in the cache after them");
+  expect(write(stores, 10240, kApart) >= 10240 - 40, "plain stores are tried 1 time in 512");
+  expect(write(stores, 10240, kApartMemory) >= 10240 - 60, "messages from memory stream too");
+  expect(write(stores, 10240, kApart) >= 10240 - 60, "and those in the cache after them");
 
   write(stores, 5000, kMemory);
   write(stores, 5000, kShared);
   write(stores, 5000, kMemory);
-  expect(write(stores, 50, kApart) >= 30, "also where streaming has been dear");
+  write(stores, StoresChooser::kTimed * StoresChooser::kLongestRest, kApart);
+  expect(write(stores, 50, kApart) >= 45, "within the longest rest, where streaming was dear");
 
   RingStores early = begun(kApart);
   expect(write(early, 100, kApart) >= 90, "a group that begins apart streams");
@@ -104,16 +105,15 @@ void preemptionTurnsNothing() {
   expect(write(apart, 10000, kApart, kSegment, often) >= 9900, "streaming although preempted");
 }
 
-/// Costs that differ, although plain stores are better.
+/// A short segment's costs differ, although plain stores are better.
 void whatIsCheapToWriteOnlyStaysPlain() {
-  for (const Cost cost : {kSharedShort, kReturned}) {
-    RingStores stores = begun(kShared);
-    write(stores, 1000, cost);
-    expect(write(stores, 10240, cost) <= 20, "plain although streaming is cheaper to write");
-    write(stores, 5000, kApart);
-    write(stores, 5000, cost);
-    expect(write(stores, 10240, cost) <= 20, "and again after streaming");
-  }
+  RingStores stores = begun(kShared);
+  write(stores, 1000, kSharedShort, kShort);
+  expect(write(stores, 10240, kSharedShort, kShort) <= 40,
+         "plain although streaming is cheaper to write");
+  write(stores, 5000, kApart, kShort);
+  write(stores, 5000, kShared, kShort);
+  expect(write(stores, 10240, kSharedShort, kShort) <= 40, "and again after streaming");
 }
 
 void smallSegmentsDoNotCount() {
@@ -131,7 +131,6 @@ void smallSegmentsDoNotCount() {
 }
 
 void eachLengthHasAChoice() {
-  constexpr std::size_t kShort = RingStores::kLongBytes - 64;
   RingStores stores = begun(kShared);
   write(stores, 100, kApart, kShort);
   for (int i = 0; i < 100; ++i) {
