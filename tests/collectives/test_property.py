@@ -70,7 +70,7 @@ def run_in_order(case):
 # What is drawn anew each time may find more than a fixed list, beside the tables of test_collectives.
 def examples(fixed):
     return settings(
-        max_examples=fixed if settings.default.derandomize else 400,
+        max_examples=fixed if settings.default.derandomize else 4 * fixed,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
