@@ -13,55 +13,21 @@ double StoresChooser::Costs::median() const {
 }
 
 bool StoresChooser::timed() {
-  if (tries_ == 0 && ++untimed_ < kTimed) return false;
-  untimed_ = 0;
-  return true;
+  if (at_ < kTries || at_ % kTimed == 0) return true;
+  at_ = (at_ + 1) % kCycle;
+  return false;
 }
 
 void StoresChooser::took(double cost, bool streaming) {
-  const bool tried = streaming != now_;
-  costs(streaming).add(cost);
-  inARow_ = tried ? 0 : inARow_ + 1;
-  if (tried && tries_ > 0) --tries_;
-  if (tries_ > 0 || !plain_.enough() || !streaming_.enough()) return;
-  if (wantsOther()) {
-    // Old costs of the other stores may be those of another message, so try these stores first.
-    if (inARow_ < kFirstRest) {
-      turn();
-    } else {
-      tries_ = Costs::kEnough;
-    }
-  } else if (tried) {
-    weigh(cost);
-  } else if (inARow_ >= rest_) {
-    tries_ = 1;
-  } else if (!now_ && plain_.median() >= kRises * plainThen_) {
-    tries_ = Costs::kEnough;
+  (streaming ? streaming_ : plain_).add(cost);
+  at_ = (at_ + 1) % kCycle;
+  if (at_ == kTries) {
+    const double enough = (now_ ? kStays : 1.0) * begins_ * streaming_.median();
+    plainThen_ = plain_.median();
+    now_ = plainThen_ >= enough;
+  } else if (at_ > kTries && !now_ && plain_.median() >= kRises * plainThen_) {
+    at_ = 0;
   }
-}
-
-bool StoresChooser::wantsOther() const {
-  const bool dear = plain_.median() >= (now_ ? kStays : 1.0) * begins_ * streaming_.median();
-  return dear != now_;
-}
-
-void StoresChooser::turn() {
-  now_ = !now_;
-  inARow_ = 0;
-  rest_ = kFirstRest;
-  plainThen_ = plain_.median();
-}
-
-void StoresChooser::weigh(double latest) {
-  // A median moves only after more such costs, so try the next segment at once.
-  const bool promising =
-      now_ ? latest < kStays * begins_ * streaming_.median() : plain_.median() >= begins_ * latest;
-  if (promising) {
-    tries_ = 1;
-    return;
-  }
-  rest_ = std::min(2 * rest_, kLongestRest);
-  plainThen_ = plain_.median();
 }
 
 bool RingStores::streaming(std::size_t bytes) const {

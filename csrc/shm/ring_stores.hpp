@@ -34,18 +34,17 @@ class StoresChooser {
   ///   all_to_all of 32 KiB           8 and 2.6       1.2      9.3 and 2.6   0.9
   explicit StoresChooser(double begins) : begins_(begins) {}
   static constexpr double kStays = 0.8;
-  /// Streaming is tried at once when plain stores cost kRises times as much as at its last try.
+  /// In each cycle, the first kTries segments use the other stores. A cycle begins anew at once
+  /// when plain stores cost kRises times as much as at the last try.
+  static constexpr int kCycle = 1024;
+  static constexpr int kTries = 3;
   static constexpr double kRises = 2.0;
-  /// Timed segments with the present stores before the others are tried again: kFirstRest after a
-  /// change, doubled by each failed try up to kLongestRest.
-  static constexpr int kFirstRest = 16;
-  static constexpr int kLongestRest = 128;
   /// Outside tries, one segment in kTimed is timed, because reading the clock separates copies.
   static constexpr int kTimed = 4;
 
   /// Whether the next segment is to be written with streaming stores.
-  bool streaming() const { return now_ != (tries_ > 0); }
-  /// Whether to time this segment and pass its cost to took().
+  bool streaming() const { return now_ != (at_ < kTries); }
+  /// Counts the segment, or returns true: then time it and pass its cost to took().
   bool timed();
   /// Records the cost of a segment, in nanoseconds a byte.
   void took(double cost, bool streaming);
@@ -55,26 +54,16 @@ class StoresChooser {
   /// the thread did not run do not move their median.
   struct Costs {
     static constexpr int kKept = 5;
-    static constexpr int kEnough = 3;
     std::array<double, kKept> last{};
     int seen = 0;
 
     void add(double cost) { last[seen++ % kKept] = cost; }
-    bool enough() const { return seen >= kEnough; }
     double median() const;
   };
 
-  Costs& costs(bool streaming) { return streaming ? streaming_ : plain_; }
-  bool wantsOther() const;
-  void turn();
-  void weigh(double latest);
-
   double begins_;
-  int untimed_ = 0;
-  bool now_ = false;            // streaming stores are the present ones
-  int tries_ = Costs::kEnough;  // segments left for the try of the other stores
-  int inARow_ = 0;              // timed segments since the other stores were tried
-  int rest_ = kFirstRest;       // timed segments between two tries of the other stores
+  bool now_ = false;                   // streaming stores are the present ones
+  int at_ = kCycle - kTries * kTimed;  // in the cycle; plain costs come first
   double plainThen_ = std::numeric_limits<double>::infinity();  // plain cost at the last try
   Costs plain_;
   Costs streaming_;

@@ -60,7 +60,7 @@ RingStores begun(Cost cost) {
 void sharedCacheStaysPlain() {
   RingStores stores = begun(kShared);
   write(stores, 1000, kShared);  // trials become rarer
-  expect(write(stores, 10240, kShared) <= 40, "with a shared cache 1 segment in 512 streams");
+  expect(write(stores, 10240, kShared) <= 40, "with a shared cache 3 segments in 1024 stream");
   write(stores, 1000, kMemory);
   expect(write(stores, 10240, kMemory) <= 40, "messages from memory stay plain");
   expect(write(stores, 10240, kShared) <= 40, "and those in the cache after them");
@@ -72,15 +72,15 @@ void apartTurns() {
   const int streamed = write(stores, 30, kApart);
   expect(streamed >= 15, "15 segments are enough to turn");
   write(stores, 1000, kApart);
-  expect(write(stores, 10240, kApart) >= 10240 - 40, "plain stores are tried 1 time in 512");
+  expect(write(stores, 10240, kApart) >= 10240 - 40, "plain stores are tried 3 times in 1024");
   expect(write(stores, 10240, kApartMemory) >= 10240 - 60, "messages from memory stream too");
   expect(write(stores, 10240, kApart) >= 10240 - 60, "and those in the cache after them");
 
   write(stores, 5000, kMemory);
   write(stores, 5000, kShared);
   write(stores, 5000, kMemory);
-  write(stores, StoresChooser::kTimed * StoresChooser::kLongestRest, kApart);
-  expect(write(stores, 50, kApart) >= 45, "within the longest rest, where streaming was dear");
+  write(stores, StoresChooser::kCycle, kApart);
+  expect(write(stores, 50, kApart) >= 45, "within a cycle, where streaming was dear");
 
   RingStores early = begun(kApart);
   expect(write(early, 100, kApart) >= 90, "a group that begins apart streams");
@@ -90,8 +90,7 @@ void turnsBack() {
   RingStores stores = begun(kApart);
   write(stores, 5000, kApart);
   const int streamed = write(stores, 10000, kShared);
-  expect(streamed <= StoresChooser::kTimed * StoresChooser::kLongestRest + 50,
-         "back within the longest rest");
+  expect(streamed <= StoresChooser::kCycle + 50, "back within a cycle");
   write(stores, 100, kApart);
   expect(write(stores, 100, kApart) >= 90, "and again");
 }
