@@ -133,7 +133,8 @@ bool PointToPoint::useLargeRing(int rank) {
     peer.cells.addOwn(block, PairCells::countFor(ringBytes_));
     peer.outChannel->cells.store(cells, std::memory_order_relaxed);
   }
-  peer.out->move(data, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
+  const RingStores stores(setup_.stores, ringBytes_, RingStores::kPairBegins);
+  peer.out->move(data, ringBytes_, offset, stores);
   peer.large = true;
   return true;
 }
