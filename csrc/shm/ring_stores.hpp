@@ -80,7 +80,7 @@ class RingStores {
   static constexpr double kLongBegins = 1.75;
   /// In a ring that one rank reads. From 2 MiB on, a message costs 0.4 to 1.0 between cores that
   /// share a cache, and 1.4 to 2.0 between others, where streaming takes 0.7 to 0.8 of the time.
-  static constexpr double kPairBegins = 1.25;
+  static constexpr double kPairBegins = 1.5;
 
   /// `ringBytes`: the first pass through the ring is not measured, because no peer has read those
   /// lines yet. `longBegins`: see StoresChooser; for long segments.
