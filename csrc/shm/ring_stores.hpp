@@ -78,9 +78,9 @@ class RingStores {
   /// A line of a short segment costs more with plain stores, also between cores that share a cache.
   static constexpr double kShortBegins = 3.25;
   static constexpr double kLongBegins = 1.75;
-  /// In a ring that one rank reads. From 2 MiB on, plain stores cost 0.4 to 1.0 times as much
-  /// between cores that share a cache. They cost 1.4 to 2.0 times as much between other cores,
-  /// where a call with streaming takes 0.7 to 0.8 of the time.
+  /// Of a ring with one reader. Plain stores of a message of 2 MiB and more cost 0.4 to 1.0 times
+  /// as much between cores that share a cache, and 1.4 to 2.0 times as much between other cores.
+  /// There a call with streaming stores takes 0.7 to 0.8 of the time.
   static constexpr double kPairBegins = 1.5;
 
   /// `ringBytes`: the first pass through the ring is not measured, because no peer has read those
