@@ -14,6 +14,7 @@ def report_of(
 ):
     """Returns the report of an item after the rules have seen it."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+    monkeypatch.setattr(suite_rules, "LIMIT", 5.0)  # FASTCOLL_TEST_SECONDS may have set another
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     config = SimpleNamespace(option=SimpleNamespace(markexpr=selected))
     item = SimpleNamespace(
