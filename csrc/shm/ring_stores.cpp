@@ -12,40 +12,46 @@ double StoresChooser::Costs::median() const {
   return *middle;
 }
 
-bool StoresChooser::timed() {
-  if (at_ < kTries || at_ % kTimed == 0) return true;
-  at_ = (at_ + 1) % kCycle;
+bool StoresChooser::timed(std::size_t bytes) {
+  at_ += bytes;
+  if (at_ <= ringBytes_) return false;
+  if (tries_ > 0) return true;
+  if (at_ < kCycle * ringBytes_) return ++untimed_ >= kTimed;
+  beginTry();
   return false;
 }
 
 void StoresChooser::took(double cost, bool streaming) {
   (streaming ? streaming_ : plain_).add(cost);
-  at_ = (at_ + 1) % kCycle;
-  if (at_ == kTries) {
+  untimed_ = 0;
+  if (tries_ > 0) {
+    if (--tries_ > 0) return;
+    at_ = 0;
     const double enough = (now_ ? kStays : 1.0) * begins_ * streaming_.median();
     plainThen_ = plain_.median();
     now_ = plainThen_ >= enough;
-  } else if (at_ > kTries && !now_ && plain_.median() >= kRises * plainThen_) {
-    at_ = 0;
+  } else if (!now_ && plain_.median() >= kRises * plainThen_) {
+    beginTry();
   }
+}
+
+void StoresChooser::beginTry() {
+  at_ = 0;
+  tries_ = kTries;
 }
 
 bool RingStores::streaming(std::size_t bytes) const {
   if (choice_ != StoresChoice::Auto) return choice_ == StoresChoice::Streaming;
-  return learns(bytes) && fresh_ == 0 && chooser(bytes).streaming();
+  return learns(bytes) && chooser(bytes).streaming();
 }
 
 bool RingStores::timed(std::size_t bytes) {
-  return learns(bytes) && (fresh_ > 0 || chooser(bytes).timed());
+  return learns(bytes) && chooser(bytes).timed(bytes);
 }
 
 void RingStores::took(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming) {
-  if (!learns(bytes)) return;
-  if (fresh_ > 0) {
-    fresh_ -= std::min(fresh_, bytes);
-  } else if (written >= kLeastBytes) {
-    chooser(bytes).took(nanoseconds / static_cast<double>(written), streaming);
-  }
+  if (!learns(bytes) || written < kLeastBytes) return;
+  chooser(bytes).took(nanoseconds / static_cast<double>(written), streaming);
 }
 
 }  // namespace fastcoll

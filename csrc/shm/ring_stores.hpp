@@ -6,7 +6,8 @@
 // Between other cores it costs several times as much as a streaming store. The case differs from
 // pair to pair, and changes when the system moves a thread or a virtual machine's cores. So a
 // ring's writer chooses by the measured costs of its segments. Each rank chooses alone, because the
-// choice changes no bit.
+// choice changes no bit. Segments that peers write into are always plain: they come back to their
+// owner's cache, so that streaming gains little at best.
 #pragma once
 
 #include <array>
@@ -24,28 +25,31 @@ class StoresChooser {
  public:
   /// Streaming begins when plain stores cost `begins` times as much, and ends when they cost less
   /// than kStays of that. The writer's cost is not all, because peers read streamed lines from
-  /// memory. AMD EPYC, 2 ranks, nanoseconds per line for plain and streaming stores, and the time
-  /// of the call with streaming over that with plain stores (never measure with zeros, whose
-  /// streaming stores cost half):
-  ///                                  cores share a cache      other cores
-  ///   broadcast, 128 KiB to 1 MiB    2.2–3.2 and 4   2.6      16 and 4      0.4
-  ///   broadcast from 8 MiB           8 and 11        1.3      17–21 and 9   0.5
-  ///   all_to_all from 256 KiB        4–10 and 6–12   1.4      7–12 and 4–8  0.9
-  ///   all_to_all of 32 KiB           8 and 2.6       1.2      9.3 and 2.6   0.9
-  explicit StoresChooser(double begins) : begins_(begins) {}
+  /// memory. AMD EPYC, broadcast over 2 ranks: cost of plain over streaming stores, and time of the
+  /// call with streaming over that with plain stores. Never measure with zeros, whose streaming
+  /// stores cost half.
+  ///                     cores share a cache     other cores
+  ///   32 KiB            0.8–2.0   2.1           4.2–5.4   0.5
+  ///   256 KiB, 1 MiB    0.4–2.0   2 to 3        3.0–5.1   0.5
+  ///   4 MiB             0.4–1.3   4             1.7–4.8   0.5
+  StoresChooser(double begins, std::size_t ringBytes)
+      : begins_(begins), ringBytes_(ringBytes), at_((kCycle - kFirst) * ringBytes) {}
   static constexpr double kStays = 0.8;
-  /// In each cycle, the first kTries segments use the other stores. A cycle begins anew at once
-  /// when plain stores cost kRises times as much as at the last try.
-  static constexpr int kCycle = 1024;
+  /// A try of the other stores begins after kCycle passes through the ring, or at once when plain
+  /// stores cost kRises times as much as at the last try. After each change of stores, the first
+  /// pass is not timed, because the caches still hold, or lack, what the former stores left there.
+  /// A try ends when kTries segments are timed. The first one comes after kFirst passes.
+  static constexpr std::size_t kCycle = 128;
+  static constexpr std::size_t kFirst = 4;
   static constexpr int kTries = 3;
   static constexpr double kRises = 2.0;
   /// Outside tries, one segment in kTimed is timed, because reading the clock separates copies.
   static constexpr int kTimed = 4;
 
   /// Whether the next segment is to be written with streaming stores.
-  bool streaming() const { return now_ != (at_ < kTries); }
-  /// Counts the segment, or returns true: then time it and pass its cost to took().
-  bool timed();
+  bool streaming() const { return now_ != (tries_ > 0); }
+  /// Counts a segment of `bytes`; if it returns true, time it and pass its cost to took().
+  bool timed(std::size_t bytes);
   /// Records the cost of a segment, in nanoseconds a byte.
   void took(double cost, bool streaming);
 
@@ -61,9 +65,14 @@ class StoresChooser {
     double median() const;
   };
 
+  void beginTry();
+
   double begins_;
-  bool now_ = false;                   // streaming stores are the present ones
-  int at_ = kCycle - kTries * kTimed;  // in the cycle; plain costs come first
+  std::size_t ringBytes_;
+  bool now_ = false;  // streaming stores are the present ones
+  std::size_t at_;    // bytes since the last change of stores
+  int tries_ = 0;     // segments left to time in a try
+  int untimed_ = 0;   // segments since a timed one
   double plainThen_ = std::numeric_limits<double>::infinity();  // plain cost at the last try
   Costs plain_;
   Costs streaming_;
@@ -77,17 +86,10 @@ class RingStores {
   static constexpr std::size_t kLongBytes = 64 * 1024;
   /// A line of a short segment costs more with plain stores, also between cores that share a cache.
   static constexpr double kShortBegins = 3.25;
-  static constexpr double kLongBegins = 1.75;
-  /// Of a ring with one reader. Plain stores of a message of 2 MiB and more cost 0.4 to 1.0 times
-  /// as much between cores that share a cache, and 1.4 to 2.0 times as much between other cores.
-  /// There a call with streaming stores takes 0.7 to 0.8 of the time.
-  static constexpr double kPairBegins = 1.5;
+  static constexpr double kLongBegins = 1.5;
 
-  /// `ringBytes`: the first pass through the ring is not measured, because no peer has read those
-  /// lines yet. `longBegins`: see StoresChooser; for long segments.
-  explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0,
-                      double longBegins = kLongBegins)
-      : choice_(choice), fresh_(ringBytes), long_(longBegins) {}
+  explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
+      : choice_(choice), short_(kShortBegins, ringBytes), long_(kLongBegins, ringBytes) {}
 
   /// Whether the next segment, of `bytes`, is to be written with streaming stores.
   bool streaming(std::size_t bytes) const;
@@ -122,8 +124,7 @@ class RingStores {
   }
 
   StoresChoice choice_;
-  std::size_t fresh_;  // bytes left of the first pass
-  StoresChooser short_{kShortBegins};
+  StoresChooser short_;
   StoresChooser long_;
 };
 

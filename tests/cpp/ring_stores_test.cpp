@@ -29,6 +29,7 @@ constexpr Cost kShared{2.7, 4.0};   // the cores share a cache
 constexpr Cost kApart{16.0, 4.0};   // the cores share no cache
 constexpr Cost kMemory{8.3, 10.8};  // the source comes from memory
 constexpr Cost kApartMemory{18.0, 9.0};
+constexpr Cost kBetween{5.2, 4.0};
 constexpr Cost kSharedShort{8.0, 2.6};  // a segment of 16 KiB, in a shared cache
 constexpr std::size_t kShort = 16 * 1024;
 
@@ -49,70 +50,109 @@ int write(
   return streamed;
 }
 
+constexpr int kPass = kRing / kSegment;
+constexpr int kCycle = StoresChooser::kCycle * kPass;
+constexpr int kTry = kPass + StoresChooser::kTries;  // most segments of a try
+constexpr int kMany = 5 * kCycle + kCycle / 2;       // with five or six tries
+
 RingStores begun(Cost cost) {
   RingStores stores(StoresChoice::Auto, kRing);
-  expect(write(stores, static_cast<int>(kRing / kSegment), cost) == 0,
-         "the first pass through the ring is plain");
-  write(stores, 100, cost);
+  expect(write(stores, StoresChooser::kFirst * kPass, cost) == 0, "the first passes are plain");
+  write(stores, 2 * kTry, cost);
   return stores;
 }
 
 void sharedCacheStaysPlain() {
   RingStores stores = begun(kShared);
-  write(stores, 1000, kShared);  // trials become rarer
-  expect(write(stores, 10240, kShared) <= 40, "with a shared cache 3 segments in 1024 stream");
-  write(stores, 1000, kMemory);
-  expect(write(stores, 10240, kMemory) <= 40, "messages from memory stay plain");
-  expect(write(stores, 10240, kShared) <= 40, "and those in the cache after them");
+  expect(write(stores, kMany, kShared) <= 6 * kTry, "with a shared cache only tries stream");
+  write(stores, kCycle, kMemory);
+  expect(write(stores, kMany, kMemory) <= 6 * kTry, "messages from memory stay plain");
+  expect(write(stores, kMany, kShared) <= 6 * kTry, "and those in the cache after them");
 }
 
 void apartTurns() {
   RingStores stores = begun(kShared);
-  write(stores, 5000, kShared);
-  const int streamed = write(stores, 30, kApart);
-  expect(streamed >= 15, "15 segments are enough to turn");
-  write(stores, 1000, kApart);
-  expect(write(stores, 10240, kApart) >= 10240 - 40, "plain stores are tried 3 times in 1024");
-  expect(write(stores, 10240, kApartMemory) >= 10240 - 60, "messages from memory stream too");
-  expect(write(stores, 10240, kApart) >= 10240 - 60, "and those in the cache after them");
+  write(stores, kCycle, kShared);
+  write(stores, 2 * kTry, kApart);
+  expect(write(stores, kTry, kApart) == kTry, "two tries later it streams");
+  write(stores, kCycle, kApart);
+  expect(write(stores, kMany, kApart) >= kMany - 6 * kTry, "plain stores are only tried");
+  expect(write(stores, kMany, kApartMemory) >= kMany - 7 * kTry, "messages from memory stream too");
+  expect(write(stores, kMany, kApart) >= kMany - 7 * kTry, "and those in the cache after them");
 
-  write(stores, 5000, kMemory);
-  write(stores, 5000, kShared);
-  write(stores, 5000, kMemory);
-  write(stores, StoresChooser::kCycle, kApart);
-  expect(write(stores, 50, kApart) >= 45, "within a cycle, where streaming was dear");
+  write(stores, kMany, kMemory);
+  write(stores, kMany, kShared);
+  write(stores, kMany, kMemory);
+  write(stores, kCycle + 2 * kTry, kApart);
+  expect(write(stores, kTry, kApart) == kTry, "within a cycle, where streaming was dear");
 
   RingStores early = begun(kApart);
-  expect(write(early, 100, kApart) >= 90, "a group that begins apart streams");
+  expect(write(early, kTry, kApart) == kTry, "a group that begins apart streams");
 }
 
 void turnsBack() {
   RingStores stores = begun(kApart);
-  write(stores, 5000, kApart);
-  const int streamed = write(stores, 10000, kShared);
-  expect(streamed <= StoresChooser::kCycle + 50, "back within a cycle");
-  write(stores, 100, kApart);
-  expect(write(stores, 100, kApart) >= 90, "and again");
+  write(stores, kCycle, kApart);
+  write(stores, kCycle + 2 * kTry, kShared);
+  expect(write(stores, kTry, kShared) == 0, "back within a cycle");
+  write(stores, 2 * kTry, kApart);
+  expect(write(stores, kTry, kApart) == kTry, "and again");
+}
+
+void betweenTheThresholdsNothingTurns() {
+  RingStores plain = begun(kShared);
+  expect(write(plain, kMany, kBetween) <= 6 * kTry, "plain stays plain");
+  RingStores streaming = begun(kApart);
+  expect(write(streaming, kMany, kBetween) >= kMany - 6 * kTry, "streaming stays streaming");
+}
+
+/// In the first pass after a change, costs depend on what the former stores left in the caches.
+void theFirstPassDoesNotCount() {
+  for (const double factor : {0.1, 10.0}) {
+    for (const Cost cost : {kShared, kApart}) {
+      RingStores stores = begun(cost);
+      const bool chosen = stores.streaming(kSegment);
+      bool last = chosen;
+      int sinceChange = kPass;
+      int others = 0;
+      for (int i = 0; i < kMany; ++i) {
+        const bool way = stores.streaming(kSegment);
+        sinceChange = way == last ? sinceChange + 1 : 0;
+        last = way;
+        others += way == chosen ? 0 : 1;
+        if (!stores.timed(kSegment)) continue;
+        const double line = way ? cost.streaming : cost.plain;
+        const double time = line * kSegment / 64 * (sinceChange < kPass ? factor : 1);
+        stores.took(kSegment, kSegment, time, way);
+      }
+      expect(others <= 6 * kTry, "a first pass turns nothing");
+    }
+  }
 }
 
 void preemptionTurnsNothing() {
   // One segment in five, for both kinds of stores: the median is one of the others.
   const auto often = [](int i) { return i % 5 == 1; };
   RingStores shared = begun(kShared);
-  expect(write(shared, 10000, kShared, kSegment, often) <= 100, "plain although preempted");
+  expect(write(shared, kMany, kShared, kSegment, often) <= 6 * kTry, "plain although preempted");
   RingStores apart = begun(kApart);
-  expect(write(apart, 10000, kApart, kSegment, often) >= 9900, "streaming although preempted");
+  expect(write(apart, kMany, kApart, kSegment, often) >= kMany - 6 * kTry,
+         "streaming although preempted");
 }
 
 /// A short segment's costs differ, although plain stores are better.
 void whatIsCheapToWriteOnlyStaysPlain() {
+  constexpr int kShorter = kSegment / kShort;
   RingStores stores = begun(kShared);
-  write(stores, 1000, kSharedShort, kShort);
-  expect(write(stores, 10240, kSharedShort, kShort) <= 40,
-         "plain although streaming is cheaper to write");
-  write(stores, 5000, kApart, kShort);
-  write(stores, 5000, kShared, kShort);
-  expect(write(stores, 10240, kSharedShort, kShort) <= 40, "and again after streaming");
+  const auto few = [&](const char* what) {
+    const int tries = 6 * (kShorter * kPass + StoresChooser::kTries);
+    expect(write(stores, kShorter * kMany, kSharedShort, kShort) <= tries, what);
+  };
+  write(stores, kShorter * kCycle, kSharedShort, kShort);
+  few("plain although streaming is cheaper to write");
+  write(stores, kShorter * kCycle, kApart, kShort);
+  write(stores, kShorter * 2 * kCycle, kShared, kShort);
+  few("and again after streaming");
 }
 
 void smallSegmentsDoNotCount() {
@@ -126,18 +166,18 @@ void smallSegmentsDoNotCount() {
   expect(apart.streaming(kSegment) && !apart.streaming(kSmall), "whatever large ones are");
   // A segment was reserved, but there was nothing to write.
   for (int i = 0; i < 1000; ++i) apart.took(kSegment, 0, 1e6, true);
-  expect(write(apart, 100, kApart) >= 95, "nor does an empty one");
+  expect(write(apart, 100, kApart) == 100, "nor does an empty one");
 }
 
 void eachLengthHasAChoice() {
   RingStores stores = begun(kShared);
-  write(stores, 100, kApart, kShort);
+  write(stores, kSegment / kShort * kCycle, kApart, kShort);
   for (int i = 0; i < 100; ++i) {
     write(stores, 1, kApart, kShort);
     write(stores, 1, kShared);
   }
-  expect(write(stores, 100, kApart, kShort) >= 95, "short ones stream");
-  expect(write(stores, 100, kShared) <= 5, "long ones beside them are plain");
+  expect(write(stores, 100, kApart, kShort) == 100, "short ones stream");
+  expect(write(stores, 100, kShared) == 0, "long ones beside them are plain");
 }
 
 void forced() {
@@ -153,6 +193,8 @@ int main() {
   sharedCacheStaysPlain();
   apartTurns();
   turnsBack();
+  betweenTheThresholdsNothingTurns();
+  theFirstPassDoesNotCount();
   preemptionTurnsNothing();
   whatIsCheapToWriteOnlyStaysPlain();
   smallSegmentsDoNotCount();

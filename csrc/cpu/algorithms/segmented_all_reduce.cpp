@@ -67,12 +67,10 @@ class Pipeline {
     // Pieces never grow with the rank, so the last rank leaves out the least.
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
     const Segment segment = stream_.reserve(most * element_, true);
-    stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
-      for (const int to : stream_.others()) {
-        in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to), streaming);
-      }
-      return (elements(s) - piece(s, stream_.rank()).count) * element_;
-    });
+    std::uint8_t* memory = stream_.acquire(segment);
+    for (const int to : stream_.others()) {
+      in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to));
+    }
     stream_.publish(segment);
     return segment;
   }

@@ -133,8 +133,7 @@ bool PointToPoint::useLargeRing(int rank) {
     peer.cells.addOwn(block, PairCells::countFor(ringBytes_));
     peer.outChannel->cells.store(cells, std::memory_order_relaxed);
   }
-  const RingStores stores(setup_.stores, ringBytes_, RingStores::kPairBegins);
-  peer.out->move(data, ringBytes_, offset, stores);
+  peer.out->move(data, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
   peer.large = true;
   return true;
 }
