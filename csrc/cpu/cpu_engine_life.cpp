@@ -101,6 +101,7 @@ PointToPoint& CpuEngine::madePointToPoint() {
     PointToPoint::Setup setup;
     setup.ringBytes = config_.settings.ringBytes;
     setup.stores = config_.settings.storesChoice();
+    setup.streamingBytes = config_.tuning.streamingBytes;
     setup.failing = config_.failing;
     setup.tellUnmet = [this] { tellPeers(memory_->recorded()); };
     setup.met = [this] {

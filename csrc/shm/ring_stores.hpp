@@ -6,8 +6,9 @@
 // Between other cores it costs several times as much as a streaming store. The case differs from
 // pair to pair, and changes when the system moves a thread or a virtual machine's cores. So a
 // ring's writer chooses by the measured costs of its segments. Each rank chooses alone, because the
-// choice changes no bit. Segments that peers write into are always plain: they come back to their
-// owner's cache, so that streaming gains little at best.
+// choice changes no bit. Segments into which peers write get plain stores without a choice: their
+// lines come back to their owner's cache, so streaming gains little at best. They count as segments
+// of no bytes here.
 #pragma once
 
 #include <array>

@@ -89,12 +89,13 @@ class SegmentStream : private WaitPolicy {
   std::uint8_t* acquire(const Segment& segment);
   /// Acquires the segment, fills it by write(memory, streaming), and returns its memory. `write`
   /// must not wait, and returns the number of bytes written. Like memcpy and copyStreaming, it must
-  /// order its stores before later ones, because publish() releases them.
+  /// order its stores before later ones, because publish() releases them. `returns`: peers write
+  /// into the segment, see RingStores.
   template <typename Write>
-  std::uint8_t* fill(const Segment& segment, Write write) {
+  std::uint8_t* fill(const Segment& segment, Write write, bool returns = false) {
     std::uint8_t* memory = acquire(segment);
     if (segment.large) {
-      const std::size_t bytes = segment.end - segment.begin;
+      const std::size_t bytes = returns ? 0 : segment.end - segment.begin;
       const bool way =
           stores_.fill(bytes, [&](bool streaming) { return write(memory, streaming); });
       streamed_.store(way, std::memory_order_relaxed);

@@ -40,8 +40,12 @@ class Exchange {
   /// Places segment s, the next one, and fills it. It waits for a position published long before.
   Segment fill(std::size_t s) {
     const Segment segment = stream_.reserve(half(cut_.step), true);
-    std::uint8_t* memory = stream_.acquire(segment);
-    in_.read(cut_.offset(s), half(cut_.length(s, in_.bytes())), memory);
+    const auto write = [&](std::uint8_t* memory, bool streaming) {
+      const std::size_t length = half(cut_.length(s, in_.bytes()));
+      in_.read(cut_.offset(s), length, memory, streaming);
+      return length;
+    };
+    stream_.fill(segment, write, true);
     return segment;
   }
 

@@ -67,10 +67,13 @@ class Pipeline {
     // Pieces never grow with the rank, so the last rank leaves out the least.
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
     const Segment segment = stream_.reserve(most * element_, true);
-    std::uint8_t* memory = stream_.acquire(segment);
-    for (const int to : stream_.others()) {
-      in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to));
-    }
+    const auto write = [&](std::uint8_t* memory, bool streaming) {
+      for (const int to : stream_.others()) {
+        in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to), streaming);
+      }
+      return (elements(s) - piece(s, stream_.rank()).count) * element_;
+    };
+    stream_.fill(segment, write, true);
     stream_.publish(segment);
     return segment;
   }

@@ -26,6 +26,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -101,6 +102,8 @@ class PointToPoint {
     /// large that their rings would take much memory.
     std::size_t ringBytes = kRingBytes;
     StoresChoice stores = StoresChoice::Auto;
+    /// From this size on, messages are written past the caches (TuningTable).
+    std::size_t streamingBytes = std::numeric_limits<std::size_t>::max();
     /// Called before operations end with the group's fault, without locks.
     std::function<void()> failing = [] {};
     /// Called when the group has failed here, to notify ranks that this one has not met.

@@ -10,8 +10,6 @@
 namespace fastcoll {
 namespace {
 
-// From this size on messages are written past the caches, where they would evict each other.
-constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;
 // A message of more than kCheapBytes waits in the ring for its receive, for kPatience at most.
 constexpr std::size_t kCheapBytes = 4096;
 constexpr std::chrono::microseconds kPatience{200};
@@ -241,7 +239,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
 }
 
 void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes) {
-  op.message.write(op.moved_, bytes, from, op.message.bytes() >= kStreamedBytes);
+  op.message.write(op.moved_, bytes, from, op.message.bytes() >= setup_.streamingBytes);
   op.moved_ += bytes;
 }
 
