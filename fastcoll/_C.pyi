@@ -321,7 +321,7 @@ class Tuning:
             the ring.
         long_segment_bytes: The same for longer messages.
         long_bytes: Largest message with ``segment_bytes``, and largest that two ranks exchange in place.
-        streaming_bytes: From this size on, results are written past the caches.
+        streaming_bytes: From this size on, results and received messages are written past the caches.
         direct_bytes: From this size on, peers read a message in shared memory in place.
         direct_all_reduce_bytes: The same for all_reduce, which also writes its result in place.
         link_bytes: Latency times bandwidth of the link between hosts: bytes that it carries in the time of an empty

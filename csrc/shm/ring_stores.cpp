@@ -6,33 +6,37 @@ namespace fastcoll {
 
 double StoresChooser::Costs::median() const {
   std::array<double, kKept> sorted = last;
-  const auto end = sorted.begin() + std::min(seen, kKept);
+  const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(std::min(seen, kKept));
   const auto middle = sorted.begin() + (end - sorted.begin()) / 2;
   std::nth_element(sorted.begin(), middle, end);
   return *middle;
 }
 
-bool StoresChooser::timed(std::size_t bytes) {
+void StoresChooser::wrote(std::size_t bytes, double nanoseconds, bool streaming) {
+  const bool counts = timed();
   at_ += bytes;
-  if (at_ <= ringBytes_) return false;
-  if (tries_ > 0) return true;
-  if (at_ < kCycle * ringBytes_) return ++untimed_ >= kTimed;
-  beginTry();
-  return false;
+  if (counts) {
+    untimed_ = 0;
+    (streaming ? streaming_ : plain_).add(nanoseconds / static_cast<double>(bytes));
+    if (tries_ == 1) {
+      decide();
+    } else if (tries_ > 1) {
+      --tries_;
+    } else if (!now_ && plain_.median() >= kRises * plainThen_) {
+      beginTry();
+    }
+  } else {
+    ++untimed_;
+  }
+  if (tries_ == 0 && at_ >= kCycle * ringBytes_) beginTry();
 }
 
-void StoresChooser::took(double cost, bool streaming) {
-  (streaming ? streaming_ : plain_).add(cost);
-  untimed_ = 0;
-  if (tries_ > 0) {
-    if (--tries_ > 0) return;
-    at_ = 0;
-    const double enough = (now_ ? kStays : 1.0) * begins_ * streaming_.median();
-    plainThen_ = plain_.median();
-    now_ = plainThen_ >= enough;
-  } else if (!now_ && plain_.median() >= kRises * plainThen_) {
-    beginTry();
-  }
+void StoresChooser::decide() {
+  const double enough = (now_ ? kStays : 1.0) * begins_ * streaming_.median();
+  plainThen_ = plain_.median();
+  now_ = plainThen_ >= enough;
+  tries_ = 0;
+  at_ = 0;
 }
 
 void StoresChooser::beginTry() {
@@ -45,13 +49,9 @@ bool RingStores::streaming(std::size_t bytes) const {
   return learns(bytes) && chooser(bytes).streaming();
 }
 
-bool RingStores::timed(std::size_t bytes) {
-  return learns(bytes) && chooser(bytes).timed(bytes);
-}
-
-void RingStores::took(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming) {
+void RingStores::wrote(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming) {
   if (!learns(bytes) || written < kLeastBytes) return;
-  chooser(bytes).took(nanoseconds / static_cast<double>(written), streaming);
+  chooser(bytes).wrote(written, nanoseconds, streaming);
 }
 
 }  // namespace fastcoll

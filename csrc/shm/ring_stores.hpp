@@ -6,9 +6,8 @@
 // Between other cores it costs several times as much as a streaming store. The case differs from
 // pair to pair, and changes when the system moves a thread or a virtual machine's cores. So a
 // ring's writer chooses by the measured costs of its segments. Each rank chooses alone, because the
-// choice changes no bit. Segments into which peers write get plain stores without a choice: their
-// lines come back to their owner's cache, so streaming gains little at best. They count as segments
-// of no bytes here.
+// choice changes no bit. Segments into which peers write get plain stores without a measurement:
+// their lines come back to their owner's cache, so streaming gains little at best.
 #pragma once
 
 #include <array>
@@ -28,20 +27,21 @@ class StoresChooser {
   /// than kStays of that. The writer's cost is not all, because peers read streamed lines from
   /// memory. AMD EPYC, broadcast over 2 ranks: cost of plain over streaming stores, and time of the
   /// call with streaming over that with plain stores. Never measure with zeros, whose streaming
-  /// stores cost half.
+  /// stores cost half. The highest ratios between cores that share a cache are those of single
+  /// tries, while other machines fill that cache.
   ///                     cores share a cache     other cores
-  ///   32 KiB            0.8–2.0   2.1           4.2–5.4   0.5
+  ///   32 KiB            0.8–3.1   2.1           4.2–5.4   0.5
   ///   256 KiB, 1 MiB    0.4–2.0   2 to 3        3.0–5.1   0.5
   ///   4 MiB             0.4–1.3   4             1.7–4.8   0.5
   StoresChooser(double begins, std::size_t ringBytes)
       : begins_(begins), ringBytes_(ringBytes), at_((kCycle - kFirst) * ringBytes) {}
   static constexpr double kStays = 0.8;
   /// A try of the other stores begins after kCycle passes through the ring, or at once when plain
-  /// stores cost kRises times as much as at the last try. After each change of stores, the first
-  /// pass is not timed, because the caches still hold, or lack, what the former stores left there.
-  /// A try ends when kTries segments are timed. The first one comes after kFirst passes.
+  /// stores cost kRises times as much as at the last try. It ends when kTries segments are timed.
+  /// The first pass of a try, and the one after it, are not timed, because the former stores decide
+  /// which lines the caches hold. The first try begins after kFirst passes.
   static constexpr std::size_t kCycle = 128;
-  static constexpr std::size_t kFirst = 4;
+  static constexpr std::size_t kFirst = 8;
   static constexpr int kTries = 3;
   static constexpr double kRises = 2.0;
   /// Outside tries, one segment in kTimed is timed, because reading the clock separates copies.
@@ -49,29 +49,30 @@ class StoresChooser {
 
   /// Whether the next segment is to be written with streaming stores.
   bool streaming() const { return now_ != (tries_ > 0); }
-  /// Counts a segment of `bytes`; if it returns true, time it and pass its cost to took().
-  bool timed(std::size_t bytes);
-  /// Records the cost of a segment, in nanoseconds a byte.
-  void took(double cost, bool streaming);
+  /// Whether to time the next segment.
+  bool timed() const { return at_ >= ringBytes_ && (tries_ > 0 || untimed_ + 1 >= kTimed); }
+  /// Counts a segment; `nanoseconds`: the time of the stores, if timed() said so.
+  void wrote(std::size_t bytes, double nanoseconds, bool streaming);
 
  private:
   /// The last costs of one kind of stores, in nanoseconds a byte. One or two segments during which
   /// the thread did not run do not move their median.
   struct Costs {
-    static constexpr int kKept = 5;
+    static constexpr std::size_t kKept = 5;
     std::array<double, kKept> last{};
-    int seen = 0;
+    std::size_t seen = 0;
 
     void add(double cost) { last[seen++ % kKept] = cost; }
     double median() const;
   };
 
   void beginTry();
+  void decide();
 
   double begins_;
   std::size_t ringBytes_;
   bool now_ = false;  // streaming stores are the present ones
-  std::size_t at_;    // bytes since the last change of stores
+  std::size_t at_;    // bytes written since the last try began or ended
   int tries_ = 0;     // segments left to time in a try
   int untimed_ = 0;   // segments since a timed one
   double plainThen_ = std::numeric_limits<double>::infinity();  // plain cost at the last try
@@ -85,33 +86,35 @@ class RingStores {
   static constexpr std::size_t kLeastBytes = 8 * 1024;
   /// Shorter segments have their own chooser.
   static constexpr std::size_t kLongBytes = 64 * 1024;
-  /// A line of a short segment costs more with plain stores, also between cores that share a cache.
   static constexpr double kShortBegins = 3.25;
-  static constexpr double kLongBegins = 1.5;
+  static constexpr double kLongBegins = 1.6;
 
   explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
       : choice_(choice), short_(kShortBegins, ringBytes), long_(kLongBegins, ringBytes) {}
 
   /// Whether the next segment, of `bytes`, is to be written with streaming stores.
   bool streaming(std::size_t bytes) const;
-  /// Whether to time this segment and pass its time to took().
-  bool timed(std::size_t bytes);
-  /// Records the time in which these stores wrote `written` bytes of a segment of `bytes`.
-  void took(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming);
+  /// Whether to time the next segment, of `bytes`.
+  bool timed(std::size_t bytes) const { return learns(bytes) && chooser(bytes).timed(); }
+  /// Counts a segment of `bytes`, of which `written` were written; `nanoseconds`: their time, if
+  /// timed() said so.
+  void wrote(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming);
 
   /// Calls write(streaming) for a segment of `bytes` and records its time. `write` must not wait;
   /// it returns the number of bytes written. Returns whether the stores were streaming.
   template <typename Write>
   bool fill(std::size_t bytes, Write write) {
     const bool way = streaming(bytes);
-    if (!timed(bytes)) {
-      write(way);
-      return way;
+    std::chrono::duration<double, std::nano> time{0};
+    std::size_t written = 0;
+    if (timed(bytes)) {
+      const TimePoint start = Clock::now();
+      written = write(way);
+      time = Clock::now() - start;
+    } else {
+      written = write(way);
     }
-    const TimePoint start = Clock::now();
-    const std::size_t written = write(way);
-    const std::chrono::duration<double, std::nano> time = Clock::now() - start;
-    took(bytes, written, time.count(), way);
+    wrote(bytes, written, time.count(), way);
     return way;
   }
 

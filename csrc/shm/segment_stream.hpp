@@ -90,7 +90,7 @@ class SegmentStream : private WaitPolicy {
   /// Acquires the segment, fills it by write(memory, streaming), and returns its memory. `write`
   /// must not wait, and returns the number of bytes written. Like memcpy and copyStreaming, it must
   /// order its stores before later ones, because publish() releases them. `returns`: peers write
-  /// into the segment, see RingStores.
+  /// into the segment. Its stores are plain, unless FASTCOLL_STORES says streaming.
   template <typename Write>
   std::uint8_t* fill(const Segment& segment, Write write, bool returns = false) {
     std::uint8_t* memory = acquire(segment);

@@ -30,7 +30,7 @@ constexpr Cost kApart{16.0, 4.0};   // the cores share no cache
 constexpr Cost kMemory{8.3, 10.8};  // the source comes from memory
 constexpr Cost kApartMemory{18.0, 9.0};
 constexpr Cost kBetween{5.2, 4.0};
-constexpr Cost kSharedShort{8.0, 2.6};  // a segment of 16 KiB, in a shared cache
+constexpr Cost kSharedShort{8.0, 2.6};  // the highest of short segments in a shared cache
 constexpr std::size_t kShort = 16 * 1024;
 
 /// Writes `segments` segments; returns how many of them used streaming stores. `disturbed(i)`: the
@@ -42,10 +42,9 @@ int write(
   for (int i = 0; i < segments; ++i) {
     const bool way = stores.streaming(bytes);
     streamed += way ? 1 : 0;
-    if (!stores.timed(bytes)) continue;
     double time = (way ? cost.streaming : cost.plain) * static_cast<double>(bytes) / 64;
     if (disturbed(i)) time += 4e6;
-    stores.took(bytes, bytes, time, way);
+    stores.wrote(bytes, bytes, stores.timed(bytes) ? time : 0, way);
   }
   return streamed;
 }
@@ -74,7 +73,8 @@ void apartTurns() {
   RingStores stores = begun(kShared);
   write(stores, kCycle, kShared);
   write(stores, 2 * kTry, kApart);
-  expect(write(stores, kTry, kApart) == kTry, "two tries later it streams");
+  expect(write(stores, kTry, kApart) == kTry,
+         "it streams after as many segments as two tries have");
   write(stores, kCycle, kApart);
   expect(write(stores, kMany, kApart) >= kMany - 6 * kTry, "plain stores are only tried");
   expect(write(stores, kMany, kApartMemory) >= kMany - 7 * kTry, "messages from memory stream too");
@@ -120,10 +120,9 @@ void theFirstPassDoesNotCount() {
         sinceChange = way == last ? sinceChange + 1 : 0;
         last = way;
         others += way == chosen ? 0 : 1;
-        if (!stores.timed(kSegment)) continue;
         const double line = way ? cost.streaming : cost.plain;
         const double time = line * kSegment / 64 * (sinceChange < kPass ? factor : 1);
-        stores.took(kSegment, kSegment, time, way);
+        stores.wrote(kSegment, kSegment, stores.timed(kSegment) ? time : 0, way);
       }
       expect(others <= 6 * kTry, "a first pass turns nothing");
     }
@@ -155,6 +154,16 @@ void whatIsCheapToWriteOnlyStaysPlain() {
   few("and again after streaming");
 }
 
+void readsTheClockSeldom() {
+  RingStores stores = begun(kShared);
+  int timed = 0;
+  for (int i = 0; i < kCycle / 2; ++i) {
+    timed += stores.timed(kSegment) ? 1 : 0;
+    write(stores, 1, kShared);
+  }
+  expect(timed > 0 && timed <= kCycle / 2 / StoresChooser::kTimed, "for one segment in kTimed");
+}
+
 void smallSegmentsDoNotCount() {
   constexpr std::size_t kSmall = RingStores::kLeastBytes - 64;
   RingStores stores = begun(kShared);
@@ -164,9 +173,22 @@ void smallSegmentsDoNotCount() {
   expect(same.streaming(kSegment) == next, "and teach nothing");
   RingStores apart = begun(kApart);
   expect(apart.streaming(kSegment) && !apart.streaming(kSmall), "whatever large ones are");
-  // A segment was reserved, but there was nothing to write.
-  for (int i = 0; i < 1000; ++i) apart.took(kSegment, 0, 1e6, true);
-  expect(write(apart, 100, kApart) == 100, "nor does an empty one");
+  // Segments were reserved, but there was little to write.
+  const auto writeLittle = [](RingStores& some, std::size_t written) {
+    int streamed = 0;
+    for (int i = 0; i < kMany; ++i) {
+      const bool way = some.streaming(kSegment);
+      streamed += way ? 1 : 0;
+      some.wrote(kSegment, written, some.timed(kSegment) ? 1e6 : 0, way);
+    }
+    return streamed;
+  };
+  for (const std::size_t written : {std::size_t{0}, kSmall}) {
+    expect(writeLittle(apart, written) == kMany, "nor do segments with little in them");
+    RingStores fresh(StoresChoice::Auto, kRing);
+    expect(writeLittle(fresh, written) == 0, "and they try nothing");
+  }
+  expect(write(apart, 100, kApart) == 100, "streaming goes on after them");
 }
 
 void eachLengthHasAChoice() {
@@ -197,6 +219,7 @@ int main() {
   theFirstPassDoesNotCount();
   preemptionTurnsNothing();
   whatIsCheapToWriteOnlyStaysPlain();
+  readsTheClockSeldom();
   smallSegmentsDoNotCount();
   eachLengthHasAChoice();
   forced();

@@ -86,14 +86,12 @@ class HierarchicalExchange : HostPipeline {
     now.in = place(blocks_.inBytes(c));
     now.out = place(blocks_.outOffset(hosts_.count(), c));
     if (!leads()) {
-      stream_->fill(now.in, [&](std::uint8_t* memory, bool) {
-        std::size_t written = 0;
-        for (int host = 0; host < hosts_.count(); ++host) {
-          if (host == here_ || (blocks_.isShared() && written > 0)) continue;
-          written += blocks_.write(host, c, memory + written);
-        }
-        return written;
-      });
+      std::uint8_t* memory = stream_->acquire(now.in);
+      std::size_t written = 0;
+      for (int host = 0; host < hosts_.count(); ++host) {
+        if (host == here_ || (blocks_.isShared() && written > 0)) continue;
+        written += blocks_.write(host, c, memory + written);
+      }
       return publish(now.in);
     }
     if (c == 0) publish(now.in);  // announces only its arrival

@@ -59,10 +59,7 @@ class OutboundBlocks {
     for (std::size_t first = 0; first < own.size(); first += most) {
       const std::size_t bytes = std::min(most, own.size() - first) * sizeof own[0];
       const Segment segment = stream->reserve(bytes);
-      stream->fill(segment, [&](std::uint8_t* memory, bool) {
-        std::memcpy(memory, own.data() + first, bytes);
-        return bytes;
-      });
+      std::memcpy(stream->acquire(segment), own.data() + first, bytes);
       stream->publish(segment);
       for (std::size_t p = 0; p < sizes_.size(); ++p) {
         if (p == localRank_) continue;

@@ -102,7 +102,7 @@ class PointToPoint {
     /// large that their rings would take much memory.
     std::size_t ringBytes = kRingBytes;
     StoresChoice stores = StoresChoice::Auto;
-    /// From this size on, messages are written past the caches (TuningTable).
+    /// From this size on, received messages are written past the caches (TuningTable).
     std::size_t streamingBytes = std::numeric_limits<std::size_t>::max();
     /// Called before operations end with the group's fault, without locks.
     std::function<void()> failing = [] {};
