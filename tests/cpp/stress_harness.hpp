@@ -174,9 +174,8 @@ void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan);
 
 // --- expectations of faults ---------------------------------------------------------------------
 
-/// Runs the body, which must throw an Error whose text contains one of `texts`, within `within`.
-std::string requireFault(const std::vector<std::string>& texts, Milliseconds within,
-                         const std::function<void()>& body);
+/// Runs the body, which must throw an Error whose text contains one of `texts`.
+std::string requireFault(const std::vector<std::string>& texts, const std::function<void()>& body);
 
 /// Open descriptors and threads of this process.
 int openDescriptors();

@@ -95,7 +95,7 @@ void abortElsewhere(Rank& me) {
       std::this_thread::sleep_for(Milliseconds(5 * round));
       engine->abort(ErrorKind::Backend, "told to stop");
     } else {
-      requireFault({"told to stop"}, Milliseconds(3000), [&] { engine->runInline(task); });
+      requireFault({"told to stop"}, [&] { engine->runInline(task); });
     }
     me.sync();
     engine->shutdown();
@@ -117,7 +117,7 @@ void disagreement(Rank& me) {
     } else if (me.rank == 0) {
       plan.count = 100000;
     }
-    requireFault({"Detected mismatch"}, Milliseconds(3000), [&] {
+    requireFault({"Detected mismatch"}, [&] {
       engine->runInline(job(me, plan));
       engine->runInline(job(me, sum(10)));
     });

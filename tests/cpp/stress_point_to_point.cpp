@@ -198,7 +198,7 @@ void leaveWithPending(Rank& me, const GroupOptions& options) {
     const auto never = std::make_shared<Transfer>(Letter{1, 0, 1, bytes, 9}, false);
     if (me.rank == 0) {
       p2p.submit(never);
-      requireFault({"told to stop", "left the group"}, Milliseconds(3000), [&] {
+      requireFault({"told to stop", "left the group"}, [&] {
         p2p.wait(never, TimePoint::max());
         never->check();
       });
