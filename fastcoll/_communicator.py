@@ -4,7 +4,7 @@ A call of ``dist.*`` passes torch's Python code and dispatcher before it reaches
 is one C call. On CPU tensors it blocks, works in place, and makes no ``Work``. Engine, order, errors, timeouts and
 trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A plan is checked only once.
 
-An object travels as a pickle of protocol 5, with buffers outside of the pickle. Long bytes and texts are separate
+An object travels as a pickle of protocol 5, with buffers and long bytes outside of the pickle. Long texts are separate
 pieces of the pickle. Each rank that sends an object begins with one block of ``BLOCK`` bytes. The block has the sizes
 and, if they fit, all parts below ``LONG`` bytes. Otherwise these parts follow as one message. Each longer part then
 goes from the sender's memory into new memory of the receiver.
@@ -34,10 +34,12 @@ BLOCK = 4096
 LONG = 64 * 1024
 """A buffer of at least this many bytes travels in its own message."""
 PIECE = 4 * LONG
-"""So do bytes within a pickle. The frames of a pickle, of about 64 KiB, are shorter, so they travel together."""
+"""So do bytes and texts within a pickle. The frames of a pickle, of about 64 KiB, are shorter, and travel together."""
 
 _COUNTS = struct.Struct("<qqq")
 """Parts, or the negative length of an error; pieces of the pickle; bytes of the sizes and the short parts."""
+_BYTES = struct.Struct("<cI")
+"""How bytes begin in a pickle."""
 
 
 class _Block:
@@ -124,39 +126,44 @@ class Communicator(C.Communicator):
             stream = content[_COUNTS.size : _COUNTS.size + length]
         else:
             sent = None if own is None else [torch.frombuffer(own.stream, dtype=torch.uint8)]
-            stream = memoryview(_memory_of(self._move([length], sent, src)[0]))
+            arrived = self._move([length], sent, src)
+            stream = memoryview(arrived[0] if own is None else own.stream)
         sizes = struct.unpack_from(f"<{count}q", stream)
-        longer = [size for size in sizes if size >= LONG]
+        longer = [size for size in sizes if abs(size) >= LONG]
         sent = None if own is None else own.long
-        arrived = iter(self._move(longer, sent, src) if longer else [])
+        long = iter(self._move(longer, sent, src) if longer else [])
         if own is not None:
             return []
         place, parts = 8 * count, []
         for size in sizes:
-            if size >= LONG:
-                parts.append(_memory_of(next(arrived)))
+            if abs(size) >= LONG:
+                parts.append(next(long))
             else:
                 parts.append(bytearray(stream[place : place + size]))
                 place += size
         return parts if pieces == 1 else [_Pieces(parts[:pieces]), *parts[pieces:]]
 
-    def _move(self, sizes: list[int], sent: list[Tensor] | None, src: int) -> list[Tensor]:
-        """Moves memory of these sizes from rank ``src``, which has ``sent``. If one rank lacks memory, all raise."""
-        tensors, lacking = sent or [], torch.zeros(1, dtype=torch.int64, device="cpu")
+    def _move(self, sizes: list[int], sent: list[Tensor] | None, src: int) -> list[Any]:
+        """Moves memory of these sizes from rank ``src``, which has ``sent``. If one rank lacks memory, all raise.
+
+        Returns:
+            Buffers, and bytes where a size is negative; on ``src`` none.
+        """
+        memories, lacking = [], torch.zeros(1, dtype=torch.int64, device="cpu")
         try:
             if sent is None:
-                kind: Any = {"dtype": torch.uint8, "device": "cpu"}  # not the default device
-                tensors = [torch.empty(size, **kind) for size in sizes]
+                memories = [_memory(size) if size >= 0 else bytes(-size) for size in sizes]
         except (MemoryError, RuntimeError):
             lacking += self.rank + 1
         self.all_reduce(lacking, ReduceOp.MAX)
         if lacking:
+            total = sum(map(abs, sizes))
             raise MemoryError(
-                f"fastcoll: rank {lacking.item() - 1} lacks the memory for an object of rank {src} ({sum(sizes)} bytes)"
+                f"fastcoll: rank {lacking.item() - 1} lacks the memory for an object of rank {src} ({total} bytes)"
             )
-        for tensor in tensors:
+        for tensor in sent or map(_bytes_of, memories):
             self.broadcast(tensor, src)
-        return tensors
+        return memories
 
 
 def communicator(group: ProcessGroup | None = None) -> Communicator:
@@ -219,6 +226,12 @@ def _memory_of(tensor: Tensor) -> Any:
     return memory
 
 
+def _memory(size: int) -> Any:
+    """Returns new memory, as a buffer that keeps its tensor."""
+    # Not on the default device.
+    return _memory_of(torch.empty(size, dtype=torch.uint8, device="cpu"))
+
+
 def _tensor_of(memory: Any, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     tensor: Tensor = memory.tensor
     return tensor.view(dtype).view(shape)
@@ -228,7 +241,7 @@ class _Parts:
     """The pickle and the buffers of an object, or the error of its pickling, ready to be sent.
 
     Attributes:
-        sizes: Bytes of each part.
+        sizes: Bytes of each part; negative if it must arrive as ``bytes``.
         pieces: How many of the parts, the first ones, make up the pickle.
         stream: The sizes, and the short parts.
         long: The long parts, in their order.
@@ -239,24 +252,37 @@ class _Parts:
         self.stream, self.error = bytearray(), b""
         self.long: list[Tensor] = []
         written: list[bytes] = []
-        buffers: list[Any] = []
+        outside: list[Any] = []
+
+        def write(piece: Any) -> None:
+            # The pickler passes long bytes without a copy, and bytearrays, which may change until sent.
+            header = (
+                _BYTES.pack(pickle.BINBYTES, len(piece)) if PIECE <= len(piece) < 1 << 32 else b""
+            )
+            if header and type(piece) is bytes and written and written[-1].endswith(header):
+                written[-1] = written[-1][: -len(header)] + pickle.NEXT_BUFFER
+                outside.append(piece)
+            else:
+                written.append(_unchanging(piece))
+
         try:
-            # The pickler passes long bytes to write() without a copy, and bytearrays, which may change until sent.
-            file = SimpleNamespace(write=lambda piece: written.append(_unchanging(piece)))
-            _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
+            _Pickler(SimpleNamespace(write=write), 5, buffer_callback=outside.append).dump(value)
             pieces = _joined(written)
-            parts = [*pieces, *(buffer.raw() for buffer in buffers)]
+            parts = [*pieces, *(one if type(one) is bytes else one.raw() for one in outside)]
         except Exception as error:
             self.error = _portable(error)
             return
         self.pieces = len(pieces)
-        self.sizes = [len(part) for part in parts]
+        self.sizes = [len(piece) for piece in pieces]
+        self.sizes += [
+            -len(one) if type(one) is bytes else len(one) for one in parts[len(pieces) :]
+        ]
         self.stream += struct.pack(f"<{len(parts)}q", *self.sizes)
         for part in parts:
             if len(part) < LONG:
                 self.stream += part
                 continue
-            self.long.append(_read_only(part))
+            self.long.append(_bytes_of(part))
 
     def write(self, content: bytearray) -> None:
         """Fills the block that is sent first: the counts, and the stream if it fits; or the error."""
@@ -284,9 +310,9 @@ def _joined(written: list[bytes]) -> list[bytes]:
     return pieces
 
 
-def _read_only(part: Any) -> Tensor:
-    """Returns the part as bytes that are only read. ``torch.frombuffer`` warns if it may not write the memory."""
-    if isinstance(part, bytes):
+def _bytes_of(part: Any) -> Tensor:
+    """Returns the part as a tensor of bytes. ``bytes`` may be written only while nobody else has them."""
+    if type(part) is bytes:  # torch.frombuffer warns if it may not write the memory
         memory = (ctypes.c_ubyte * len(part)).from_address(ctypes.cast(part, ctypes.c_void_p).value)  # type: ignore[arg-type]
         memory.owner = part  # type: ignore[attr-defined]
         return torch.frombuffer(memory, dtype=torch.uint8)
