@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,10 +92,18 @@ def killed_within(rank: Rank):
     return fault, bool(torch.all(into == 7))
 
 
+def until_stopped(pid: int) -> None:
+    end = time.monotonic() + bound(20)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end, "the rank has not stopped itself"
+        time.sleep(0.001)
+
+
 def test_a_sender_that_dies_within_a_message(jobs):
     job = jobs(2, killed_within, hosts="01")
     job.hear(0)
     job.hear(1)
+    until_stopped(job.pids[1])
     job.kill(0)
     assert job.end(0) == -9
     job.signal(1, signal.SIGCONT)
