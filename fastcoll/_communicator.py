@@ -255,7 +255,8 @@ class _Parts:
         outside: list[Any] = []
 
         def write(piece: Any) -> None:
-            # The pickler passes long bytes without a copy, and bytearrays, which may change until sent.
+            # The pickler passes long bytes without a copy, after their header. NEXT_BUFFER takes its place, so
+            # that the unpickler uses the bytes as they arrive. A bytearray may change until it is sent.
             header = (
                 _BYTES.pack(pickle.BINBYTES, len(piece)) if PIECE <= len(piece) < 1 << 32 else b""
             )
