@@ -54,6 +54,14 @@ def own_process_ids(number: int) -> None:
             os._exit(0)
 
 
+def next_process_id(number: int) -> None:
+    """Let the next process or thread of this process's PID namespace have that number, if it is free."""
+    try:
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
+    except OSError as error:
+        pytest.skip(f"needs root: ns_last_pid: {error}")
+
+
 def remount_shared_memory(size: str, fill: bool = False, read_only: bool = False) -> None:
     """Put a tmpfs of that size over /dev/shm, for this process only."""
     own_namespaces(CLONE_NEWNS)

@@ -190,7 +190,10 @@ void LocalProcess::keep() {
   int listener = -1;  // once there is one
   for (bool watching = false;;) {
     pollfd waiting[2] = {{wakeEvent_, POLLIN, 0}, {listener, POLLIN, 0}};
-    if (::poll(waiting, 2, watching ? kWatch : -1) < 0 && errno != EINTR) break;
+    if (::poll(waiting, 2, watching ? kWatch : -1) < 0) {
+      ::usleep(10000);  // out of memory, or a debugger's interruption
+      continue;
+    }
     if ((waiting[0].revents & POLLIN) != 0) {
       std::uint64_t count = 0;
       [[maybe_unused]] const auto got = ::read(wakeEvent_, &count, sizeof count);
@@ -208,6 +211,9 @@ void LocalProcess::keep() {
       }
     }
   }
+  // The list ends with this frame. At the thread's end the kernel would follow what is there then,
+  // and mark any word of private memory that happens to hold this thread's number.
+  ::syscall(SYS_set_robust_list, nullptr, sizeof head);
 }
 
 void LocalProcess::serve(int connection) {

@@ -19,6 +19,7 @@ from machine import (
     CLONE_NEWNS,
     NOBODY,
     enter_network,
+    next_process_id,
     own_namespaces,
     own_process_ids,
     two_networks,
@@ -168,6 +169,20 @@ def test_no_state_is_told_of_a_process_of_another_namespace(jobs):
     assert "state ?" in fault.text, fault.text
     job.tell_all()
     jobs.ended_well()
+
+
+def keeper_with_the_number_of_a_length(rank: Rank, number):
+    """The kernel marks words that hold the number of a thread that ends; glibc's heap holds 656 as a length."""
+    own_process_ids(2)
+    for i in range(20):
+        rank.init(f"round {i}")
+        next_process_id(number)
+        dist.all_reduce(torch.ones(3))
+        rank.finish()
+
+
+def test_the_end_of_a_keeper_changes_no_memory(jobs):
+    jobs(2, keeper_with_the_number_of_a_length, 656).hear_all()
 
 
 # --- a link --------------------------------------------------------------------------------------
