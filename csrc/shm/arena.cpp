@@ -297,7 +297,7 @@ void Arena::addToDirectory(std::uint64_t nonce, std::uint64_t offset) {
 void Arena::removeFromDirectory(std::uint64_t nonce) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   DirectoryEntry* const entry = entryOf(base_, nonce, nonce, nonce);
-  if (entry != nullptr) entry->nonce.store(kTombstone, std::memory_order_release);
+  if (entry != nullptr) entry->nonce.store(kTombstone, std::memory_order_seq_cst);
 }
 
 }  // namespace fastcoll

@@ -28,12 +28,13 @@ inline std::size_t roundToPage(std::size_t bytes) {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
-    11;  // layout of shared memory, of network frames, and of records in the store
+    12;  // layout of shared memory, of network frames, and of records in the store
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 
 /// A directory entry holds the offset of a group instance's control block.
-/// nonce: 0 = empty, written last (release). The offset is valid if the nonce matches.
+/// nonce: 0 = empty, written last (release). The offset is valid if the nonce matches. The instance
+/// has left its group when the nonce differs: unlike the control block, an entry is never freed.
 struct DirectoryEntry {
   std::atomic<std::uint64_t> nonce;
   std::atomic<std::uint64_t> offset;

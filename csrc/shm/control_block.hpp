@@ -65,10 +65,9 @@ struct PeerLink {
 };
 
 struct ControlBlock {
-  std::atomic<std::uint64_t> nonce;  // a peer may read a block that another group owns by now
+  std::atomic<std::uint64_t> nonce;  // a peer compares it when it binds the block
   std::uint32_t rank;
   std::uint32_t size;
-  std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
   std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
   SignatureLine lines[2];

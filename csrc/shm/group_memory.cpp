@@ -75,6 +75,7 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   fresh->process = std::move(process);
   fresh->nonce = nonce;
   fresh->block = block;
+  fresh->entry = entry;
   members_[peer].store(fresh.get(), std::memory_order_release);
   everBound_.emplace_back(peer, std::move(fresh));
   if (aborted()) {
@@ -114,8 +115,7 @@ void GroupMemory::close(bool keep) noexcept {
   // the fault before the memory is freed. Otherwise it would report success for what it read.
   if (aborted()) passOn();
   // A peer may still read the last segments that this rank published. The extents are freed only
-  // if every peer has consumed all of them, left or died. Otherwise they stay with the arena, which
-  // ends with the process's last group.
+  // when every peer has consumed all of them, left or died.
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto finished = [&](int peer) {
     if (peer == identity_.rank || !isBound(peer) || aborted() || isDead(peer) || hasLeft(peer)) {
@@ -135,11 +135,12 @@ void GroupMemory::close(bool keep) noexcept {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   keep_ = keep;
-  arena().removeFromDirectory(identity_.nonce);
 }
 
 void GroupMemory::leave() noexcept {
-  if (!isOpen() || own().closed.exchange(1, std::memory_order_seq_cst) != 0) return;
+  if (!isOpen() || left_) return;
+  left_ = true;
+  arena().removeFromDirectory(identity_.nonce);
   wakeSleepers(own(), doorbell(rank()));
 }
 
@@ -147,20 +148,18 @@ GroupMemory::~GroupMemory() {
   if (!isOpen()) return;
   close(false);
   leave();
-  if (!keep_) {
-    const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
-    try {
-      // Without a fault, close() has found that no peer uses the ring any more.
-      if (large != 0) aborted() ? giveBack(large) : arena().release(large);
-      for (const auto& [offset, use, peer] : allocated_) {
-        const bool late = use == Use::WriteLate;
-        use == Use::Read ? arena().retire(offset)
-                         : giveBack(offset, late ? std::optional(peer) : std::nullopt);
-      }
-      giveBack(blockOffset_);
-    } catch (const std::bad_alloc&) {
-      // There is no memory for the list of writers, so the extents stay with the arena.
+  const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
+  try {
+    // Without a fault, close() has found that no peer uses the ring any more.
+    if (large != 0) keep_ || aborted() ? giveBack(large) : arena().release(large);
+    for (const auto& [offset, use, peer] : allocated_) {
+      const bool late = use == Use::WriteLate;
+      use == Use::Read && !keep_ ? arena().retire(offset)
+                                 : giveBack(offset, late ? std::optional(peer) : std::nullopt);
     }
+    giveBack(blockOffset_);
+  } catch (const std::bad_alloc&) {
+    // There is no memory for the list of peers, so the extents stay with the arena.
   }
   everBound_.clear();
   process_->prune();
@@ -169,18 +168,19 @@ GroupMemory::~GroupMemory() {
 /// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
 /// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
 /// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
-/// too, if a peer still counts as asleep, and for the peer `late`, which may still write.
+/// too, if close() must keep the memory, if a peer still counts as asleep, and for the peer `late`,
+/// which may still write.
 void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
-  std::vector<Instance> writers;
-  const bool any = aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
+  std::vector<Instance> users;
+  const bool any = keep_ || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
   for (const auto& [peer, bound] : everBound_) {
-    if (any || peer == late) writers.push_back(*bound);
+    if (any || peer == late) users.push_back(*bound);
   }
-  // Drop finished writers at once, because an Instance keeps its process's memory mapped.
-  auto over = [writers = std::move(writers)]() mutable {
+  // Drop finished users at once, because an Instance keeps its process's memory mapped.
+  auto over = [users = std::move(users)]() mutable {
     const auto ended = [](const Instance& peer) { return peer.process->died() || peer.left(); };
-    std::erase_if(writers, ended);
-    return writers.empty();
+    std::erase_if(users, ended);
+    return users.empty();
   };
   if (over()) return arena().retire(offset);
   process_->hold(offset, std::move(over));
@@ -208,9 +208,8 @@ bool GroupMemory::isDead(int peer) const {
 }
 
 bool GroupMemory::Instance::left() const {
-  // A freed block is zeroed or belongs to another group, so its nonce differs.
-  return process->left() || block->nonce.load(std::memory_order_acquire) != nonce ||
-         block->closed.load(std::memory_order_acquire) != 0;
+  // Not read from the block, which may be freed by now.
+  return process->left() || entry->nonce.load(std::memory_order_acquire) != nonce;
 }
 
 bool GroupMemory::hasLeft(int peer) const {

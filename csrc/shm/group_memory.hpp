@@ -81,7 +81,7 @@ class GroupMemory {
   std::string causeOfSilence(int peer, const std::string& call = "") const;
 
   /// Ends the use of the group, after a short wait for peers that still read this rank's last
-  /// segments. `keep`: a peer may read even later, so the memory stays with the arena.
+  /// segments. `keep`: a peer may read even later, so the memory stays until all peers have left.
   void close(bool keep) noexcept;
   /// Marks this rank as having left the group and wakes the peers. From then on it accesses no
   /// peer's memory. Call it after close(); otherwise the destructor does.
@@ -110,6 +110,7 @@ class GroupMemory {
     std::shared_ptr<PeerProcess> process;
     std::uint64_t nonce = 0;
     ControlBlock* block = nullptr;
+    const DirectoryEntry* entry = nullptr;
 
     bool left() const;
   };
@@ -128,6 +129,7 @@ class GroupMemory {
   std::uint64_t blockOffset_ = 0;
   bool closed_ = false;
   bool keep_ = false;
+  bool left_ = false;
   std::atomic<ControlBlock*> own_{nullptr};
   std::mutex bindMutex_;
   // A bound member is never changed, only replaced, because collectives may read it while

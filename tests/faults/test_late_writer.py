@@ -110,3 +110,33 @@ def test_memory_is_kept_until_the_peer_has_left(jobs, name, comes):
     job.tell_all()
     left = job.hear_all()
     assert left == {0: 0, 1: 0}
+
+
+def late_reader(rank: Rank):
+    rank.used()
+    before = shared_bytes()
+    groups = [new_group(swap)]
+    dist.barrier()
+    if rank.rank == 0:
+        dist.send(SMALL, 1, groups[0])
+    else:
+        rank.hear()
+        message = torch.zeros_like(SMALL)
+        dist.recv(message, 0, groups[0])
+        assert message.equal(SMALL)
+    destroy(groups)
+    rank.tell(shared_bytes() - before)
+    rank.hear()
+    left = kept(before)
+    dist.destroy_process_group()
+    return left
+
+
+def test_memory_is_kept_for_a_late_reader(jobs):
+    """The sender has left the group, and its message is still there. Then the memory is given back."""
+    job = jobs(2, late_reader)
+    assert job.hear(0) >= BLOCK + CHANNEL
+    job.tell(1)
+    assert job.hear(1) == 0
+    job.tell_all()
+    assert job.hear_all() == {0: 0, 1: 0}
