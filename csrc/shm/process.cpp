@@ -137,7 +137,7 @@ bool LocalProcess::lookAll() {
     const std::lock_guard<std::mutex> lock(watchMutex_);
     watches.swap(watches_);
   }
-  std::erase_if(watches, [](auto& look) { return !look(); });
+  if (std::erase_if(watches, [](auto& look) { return !look(); }) > 0) prune();
   const std::lock_guard<std::mutex> lock(watchMutex_);
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
                   std::make_move_iterator(watches.end()));
@@ -315,22 +315,7 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   return adopt(address.nonce, memory, reply.arenaBytes);
 }
 
-void LocalProcess::hold(std::uint64_t offset, std::function<bool()> over) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  held_[offset] = std::move(over);
-}
-
-void LocalProcess::retireHeld() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = held_.begin(); it != held_.end();) {
-    const bool over = it->second();
-    if (over) arena_->retire(it->first);
-    it = over ? held_.erase(it) : std::next(it);
-  }
-}
-
 void LocalProcess::prune() {
-  retireHeld();  // before the peers, because held memory refers to some of them
   std::lock_guard<std::mutex> lock(mutex_);
   asked_.clear();  // a group that still waits connects anew
   for (auto it = peers_.begin(); it != peers_.end();) {

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, shared_bytes
+from backend import beyond_gloo, shared_bytes, shared_bytes_left
 from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
 from on_ranks import on_ranks
@@ -142,11 +142,15 @@ def test_without_a_group():
 # --- nothing grows -------------------------------------------------------------------------------
 
 
-def held() -> tuple[int, int, int]:
-    """Return memory that groups have reserved, open files, and resident bytes of all mappings of shared memory."""
+def held(most: int = 1 << 40) -> tuple[int, int, int]:
+    """Return memory that groups have reserved, open files, and resident bytes of all mappings of shared memory.
+
+    Waits until the first is at most ``most``, or for 2 s.
+    """
+    reserved = shared_bytes_left(most)
     maps = psutil.Process().memory_maps()
     mapped = sum(one.rss for one in maps if "memfd:fastcoll" in one.path)
-    return shared_bytes(), len(os.listdir("/proc/self/fd")), mapped
+    return reserved, len(os.listdir("/proc/self/fd")), mapped
 
 
 @pytest.mark.full  # waits for the retirement
@@ -171,14 +175,14 @@ def test_groups_that_come_and_go_take_nothing_with_them():
         use(300_000)
     gc.collect()
     dist.barrier()
-    before = held()
+    before = held(0)
     for _ in range(40):
         use(300_000)
     time.sleep(RETIREMENT)  # what a peer may still look at is given back some time later
     use(300_000)
     gc.collect()
     dist.barrier()
-    after = held()
+    after = held(before[0])
     assert after[0] <= before[0] + (1 << 20), (before, after)
     assert after[1] <= before[1], (before, after)
     assert after[2] <= before[2] + (8 << 20), (before, after)

@@ -189,7 +189,7 @@ bool PointToPoint::hasPending() {
   return active();
 }
 
-bool PointToPoint::flush(TimePoint until) {
+void PointToPoint::flush(TimePoint until) {
   if (anyElsewhere_) flushRemote(until);
   for (;;) {
     bool all = true;
@@ -202,8 +202,7 @@ bool PointToPoint::flush(TimePoint until) {
         all = all && out->taken();
       }
     }
-    if (all || memory_.aborted()) return true;
-    if (Clock::now() >= until) return false;
+    if (all || memory_.aborted() || Clock::now() >= until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
