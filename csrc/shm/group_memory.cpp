@@ -112,15 +112,16 @@ void GroupMemory::leave() noexcept {
   if (!isOpen() || left_) return;
   left_ = true;
   // The rank that aborted may not have written all records yet. A peer that still reads must get
-  // the fault before the memory is freed. Otherwise it would report success for what it read.
+  // the fault first. Otherwise it could report success for a tensor that this rank has changed.
   if (aborted()) passOn();
   arena().removeFromDirectory(identity_.nonce);
   wakeSleepers(own(), doorbell(rank()));
 }
 
-// Until a peer has left, it may read what this rank published last, and write results, counters and
-// faults. A peer that has met this rank, but that this rank has not met, writes no more than a
-// fault; for it the block waits a second more.
+// Until a peer has left, it may read what this rank published last, and write results, messages,
+// counters and faults. In collectives all ranks of a host have met each other. A peer in
+// point-to-point may have met this rank although this rank has not met it, after a fault or if
+// flush() has ended without it. For such a peer all waits no more than a second.
 GroupMemory::~GroupMemory() {
   if (!isOpen()) return;
   leave();

@@ -137,8 +137,9 @@ bool LocalProcess::lookAll() {
     const std::lock_guard<std::mutex> lock(watchMutex_);
     watches.swap(watches_);
   }
-  if (std::erase_if(watches, [](auto& look) { return !look(); }) > 0) prune();
+  std::erase_if(watches, [](auto& look) { return !look(); });
   const std::lock_guard<std::mutex> lock(watchMutex_);
+  watches_.swap(watches);  // so that the line below seldom allocates
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
                   std::make_move_iterator(watches.end()));
   return !watches_.empty();
@@ -191,6 +192,7 @@ void LocalProcess::keep() {
   for (bool watching = false;;) {
     pollfd waiting[2] = {{wakeEvent_, POLLIN, 0}, {listener, POLLIN, 0}};
     if (::poll(waiting, 2, watching ? kWatch : -1) < 0) {
+      if (stopping_) break;
       ::usleep(10000);  // out of memory, or a debugger's interruption
       continue;
     }

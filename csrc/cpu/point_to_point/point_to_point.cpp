@@ -199,7 +199,7 @@ void PointToPoint::flush(TimePoint until) {
         const auto& out = peers_[rank].out;
         if (!out || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
         // A send ends when its last bytes are in the ring. The receiver may not have read them yet.
-        all = all && out->taken();
+        all = all && out->taken() && !peers_[rank].unmet();
       }
     }
     if (all || memory_.aborted() || Clock::now() >= until) return;
