@@ -1,12 +1,10 @@
 """The backend under test, and marks for tests that gloo or an older torch cannot run."""
 
 import os
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from suite_rules import bound
 
 BACKEND = os.environ.get("FASTCOLL_TEST_BACKEND", "fastcoll")
 """Name for ``init_process_group``: ``fastcoll``, or ``gloo`` to check the tests themselves."""
@@ -48,14 +46,3 @@ def shared_bytes() -> int:
     from fastcoll.info import groups
 
     return max((group.get("shared_bytes", 0) for group in groups()), default=0)
-
-
-def shared_bytes_left(most: int) -> int:
-    """Return the same, once it is at most that, or after 2 s.
-
-    A keeper thread looks ten times a second whether all ranks have left a group, and frees its memory.
-    """
-    until = time.monotonic() + bound(2.0)
-    while shared_bytes() > most and time.monotonic() < until:
-        time.sleep(0.01)
-    return shared_bytes()

@@ -380,7 +380,10 @@ EngineInfo CpuEngine::info() const {
       break;
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;
-  if (process_->started()) info.sharedBytes = process_->arena()->used();
+  if (process_->started()) {
+    process_->retireHeld();  // memory that only ended groups held
+    info.sharedBytes = process_->arena()->used();
+  }
   return info;
 }
 

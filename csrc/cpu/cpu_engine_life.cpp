@@ -159,7 +159,8 @@ void CpuEngine::shutdown() noexcept {
     }
     PointToPoint* const pointToPoint = pointToPoint_.get();
     lock.unlock();
-    if (pointToPoint != nullptr) pointToPoint->flush(Clock::now() + Milliseconds(500));
+    const bool keep =
+        pointToPoint != nullptr && !pointToPoint->flush(Clock::now() + Milliseconds(500));
     {
       const std::lock_guard<std::mutex> connecting(networkMutex_);
       if (network_ != nullptr) network_->stopConnecting();
@@ -170,6 +171,7 @@ void CpuEngine::shutdown() noexcept {
     }
     if (memory_ == nullptr) return;
     if (ended) multiHost_.links.reset();
+    memory_->close(keep);
     // A thread that still runs a collective may write to peers' memory, so leave only without one.
     if (ended) memory_->leave();
   } catch (...) {

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <new>
 #include <thread>
-#include <utility>
 
 #include "base/topology.hpp"
 
@@ -38,6 +37,7 @@ void GroupMemory::open(std::size_t arenaBytes) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   if (isOpen()) return;
   process_->start(arenaBytes);
+  process_->retireHeld();
   blockOffset_ = arena().allocate(ControlBlock::bytes(identity_.size));
   auto* block = reinterpret_cast<ControlBlock*>(arena().base() + blockOffset_);  // zeroed
   block->nonce.store(identity_.nonce, std::memory_order_relaxed);
@@ -108,51 +108,89 @@ bool GroupMemory::isMeant(const Member& there) const {
   return there.block->link(identity_.rank).nonce.load(std::memory_order_acquire) == identity_.nonce;
 }
 
+void GroupMemory::close(bool keep) noexcept {
+  if (!isOpen() || closed_) return;
+  closed_ = true;
+  // The rank that aborted may not have written all records yet. A peer that still reads must get
+  // the fault before the memory is freed. Otherwise it would report success for what it read.
+  if (aborted()) passOn();
+  // A peer may still read the last segments that this rank published. The extents are freed only
+  // when every peer has consumed all of them, left or died.
+  const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
+  const auto finished = [&](int peer) {
+    if (peer == identity_.rank || !isBound(peer) || aborted() || isDead(peer) || hasLeft(peer)) {
+      return true;
+    }
+    return block(peer).progress.consumed.load(std::memory_order_acquire) >= published;
+  };
+  const auto until = Clock::now() + Milliseconds(200);
+  for (bool all = false; !all;) {
+    all = true;
+    for (int peer = 0; peer < identity_.size; ++peer) all = all && finished(peer);
+    if (all) break;
+    if (Clock::now() >= until) {
+      keep = true;
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  keep_ = keep;
+}
+
 void GroupMemory::leave() noexcept {
   if (!isOpen() || left_) return;
   left_ = true;
-  // The rank that aborted may not have written all records yet. A peer that still reads must get
-  // the fault first. Otherwise it could report success for a tensor that this rank has changed.
-  if (aborted()) passOn();
   arena().removeFromDirectory(identity_.nonce);
   wakeSleepers(own(), doorbell(rank()));
 }
 
-// Until a peer has left, it may read what this rank published last, and write results, messages,
-// counters and faults. In collectives all ranks of a host have met each other. A peer in
-// point-to-point may have met this rank although this rank has not met it, after a fault or if
-// flush() has ended without it. For such a peer all waits no more than a second.
 GroupMemory::~GroupMemory() {
   if (!isOpen()) return;
+  close(false);
   leave();
+  const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
   try {
-    std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
-    allocated_.push_back(blockOffset_);
-    if (aborted() && large != 0) allocated_.push_back(std::exchange(large, 0));
-    std::vector<Instance> peers;
-    for (const auto& [peer, bound] : everBound_) peers.push_back(*bound);
-    everBound_.clear();
-    auto inUse = [arena = process_->arena(), peers = std::move(peers), large,
-                  offsets = std::move(allocated_)]() mutable {
-      // Drop each at once, because an Instance keeps its process's memory mapped.
-      std::erase_if(peers,
-                    [](const Instance& peer) { return peer.process->died() || peer.left(); });
-      if (!peers.empty()) return true;
-      if (large != 0) arena->release(large);
-      for (const std::uint64_t offset : offsets) arena->retire(offset);
-      return false;
-    };
-    if (inUse()) process_->watch(std::move(inUse));
+    // Without a fault, close() has found that no peer uses the ring any more.
+    if (large != 0) keep_ || aborted() ? giveBack(large) : arena().release(large);
+    for (const auto& [offset, use, peer] : allocated_) {
+      const bool late = use == Use::WriteLate;
+      use == Use::Read && !keep_ ? arena().retire(offset)
+                                 : giveBack(offset, late ? std::optional(peer) : std::nullopt);
+    }
+    giveBack(blockOffset_);
   } catch (const std::bad_alloc&) {
-    // There is no memory for the lists, so the extents stay with the arena.
+    // There is no memory for the list of peers, so the extents stay with the arena.
   }
+  everBound_.clear();
   process_->prune();
 }
 
-std::uint64_t GroupMemory::allocate(std::size_t bytes) {
+/// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
+/// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
+/// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
+/// too, if close() must keep the memory, if a peer still counts as asleep, and for the peer `late`,
+/// which may still write.
+void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
+  std::vector<Instance> users;
+  const bool any = keep_ || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
+  for (const auto& [peer, bound] : everBound_) {
+    if (any || peer == late) users.push_back(*bound);
+  }
+  // Drop finished users at once, because an Instance keeps its process's memory mapped.
+  auto over = [users = std::move(users)]() mutable {
+    const auto ended = [](const Instance& peer) { return peer.process->died() || peer.left(); };
+    std::erase_if(users, ended);
+    return users.empty();
+  };
+  if (over()) return arena().retire(offset);
+  process_->hold(offset, std::move(over));
+}
+
+std::uint64_t GroupMemory::allocate(std::size_t bytes, Use use, int peer) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   allocated_.reserve(allocated_.size() + 1);
-  return allocated_.emplace_back(arena().allocate(bytes));
+  allocated_.push_back({arena().allocate(bytes), use, peer});
+  return allocated_.back().offset;
 }
 
 std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t bytes) const {

@@ -25,7 +25,7 @@ struct GroupIdentity {
 class GroupMemory {
  public:
   GroupMemory(std::shared_ptr<LocalProcess> process, GroupIdentity identity);
-  /// Leaves the group. The memory is freed once all peers that this rank has met have left or died.
+  /// Frees the memory, unless close() found that a peer may still use it.
   ~GroupMemory();
   GroupMemory(const GroupMemory&) = delete;
   GroupMemory& operator=(const GroupMemory&) = delete;
@@ -47,8 +47,12 @@ class GroupMemory {
   /// The doorbell of this rank, or of a bound one. It lives as long as the process is mapped.
   Doorbell& doorbell(int ofRank) const;
   Arena& arena() const { return *process_->arena(); }
-  /// Reserves zeroed arena memory, which is freed with the group's own.
-  std::uint64_t allocate(std::size_t bytes);
+  /// How a peer uses memory of this rank. WriteLate: it may write even after this rank has closed
+  /// the group.
+  enum class Use { Read, Write, WriteLate };
+  /// Reserves zeroed arena memory for this rank and `peer`. It is freed with the group's own
+  /// memory, or with WriteLate once the peer has left or died too.
+  std::uint64_t allocate(std::size_t bytes, Use use, int peer);
 
   /// `bytes` at `offset` of a peer's arena. Throws Error(Backend) if they are not inside it, so a
   /// broken peer cannot make this process read or write elsewhere.
@@ -76,8 +80,11 @@ class GroupMemory {
   /// The reason why a peer will never answer, and the `call` in which it is missed, if known.
   std::string causeOfSilence(int peer, const std::string& call = "") const;
 
+  /// Ends the use of the group, after a short wait for peers that still read this rank's last
+  /// segments. `keep`: a peer may read even later, so the memory stays until all peers have left.
+  void close(bool keep) noexcept;
   /// Marks this rank as having left the group and wakes the peers. From then on it accesses no
-  /// peer's memory. Peers may still read what it has published. The destructor leaves too.
+  /// peer's memory. Call it after close(); otherwise the destructor does.
   void leave() noexcept;
 
   /// Records the group's first fault on every member and wakes all of them. If another rank was
@@ -115,10 +122,13 @@ class GroupMemory {
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, Fault& fault) noexcept;
   void tellAll(Fault fault) noexcept;
+  void giveBack(std::uint64_t offset, std::optional<int> late = std::nullopt);
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;
   std::uint64_t blockOffset_ = 0;
+  bool closed_ = false;
+  bool keep_ = false;
   bool left_ = false;
   std::atomic<ControlBlock*> own_{nullptr};
   std::mutex bindMutex_;
@@ -126,8 +136,13 @@ class GroupMemory {
   // point-to-point binds another one.
   std::vector<std::atomic<Member*>> members_;
   std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
-  std::vector<std::uint64_t> allocated_;  // offsets
-  std::atomic<bool> early_{false};        // a fault before there was a block to record it in
+  struct Allocated {
+    std::uint64_t offset;
+    Use use;
+    int peer;
+  };
+  std::vector<Allocated> allocated_;
+  std::atomic<bool> early_{false};  // a fault before there was a block to record it in
   Fault earlyFault_;
   mutable std::mutex namesMutex_;
   std::vector<std::string> names_;

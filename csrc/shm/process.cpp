@@ -139,7 +139,6 @@ bool LocalProcess::lookAll() {
   }
   std::erase_if(watches, [](auto& look) { return !look(); });
   const std::lock_guard<std::mutex> lock(watchMutex_);
-  watches_.swap(watches);  // so that the line below seldom allocates
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
                   std::make_move_iterator(watches.end()));
   return !watches_.empty();
@@ -317,7 +316,22 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   return adopt(address.nonce, memory, reply.arenaBytes);
 }
 
+void LocalProcess::hold(std::uint64_t offset, std::function<bool()> over) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  held_[offset] = std::move(over);
+}
+
+void LocalProcess::retireHeld() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = held_.begin(); it != held_.end();) {
+    const bool over = it->second();
+    if (over) arena_->retire(it->first);
+    it = over ? held_.erase(it) : std::next(it);
+  }
+}
+
 void LocalProcess::prune() {
+  retireHeld();  // before the peers, because held memory refers to some of them
   std::lock_guard<std::mutex> lock(mutex_);
   asked_.clear();  // a group that still waits connects anew
   for (auto it = peers_.begin(); it != peers_.end();) {

@@ -85,8 +85,14 @@ class LocalProcess {
   /// or memory cannot be mapped.
   std::shared_ptr<PeerProcess> connect(const ProcessAddress& address);
 
-  /// Drops peers that no group uses any more, and closes connections that have no answer yet.
+  /// Calls retireHeld(), drops peers that no group uses any more, and closes connections that have
+  /// no answer yet.
   void prune();
+  /// Retires held memory whose writers have finished.
+  void retireHeld();
+  /// Keeps arena memory, which a peer may still write into, until `over` returns true. Any thread
+  /// may call `over`, at later calls of retireHeld().
+  void hold(std::uint64_t offset, std::function<bool()> over);
 
   /// The keeper thread calls `look` ten times a second, until it returns false. `look` must not
   /// wait. Valid after start().
@@ -114,6 +120,7 @@ class LocalProcess {
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
+  std::map<std::uint64_t, std::function<bool()>> held_;
   // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
   // thread that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;

@@ -89,7 +89,7 @@ void SegmentStream::begin(const Signature& signature,
 Segment SegmentStream::reserve(std::size_t bytes, bool large) {
   const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
   // Once large, always large within a collective: the large segments in flight exceed the small
-  // ring.
+  // ring. Readers write into the large ring only: see giveBack().
   large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
   const std::size_t offset = reserved_ % ring;
@@ -114,7 +114,7 @@ void SegmentStream::openLargeRing() {
 void SegmentStream::end() {
   next_ = reserved_;
   ++collectives_;
-  // After another rank's fault, a tensor just read in place may have changed before the read.
+  // After another rank's fault, the memory just read may have been freed before the read.
   if (memory_.aborted()) memory_.throwAborted(prefix());
 }
 

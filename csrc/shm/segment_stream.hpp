@@ -73,7 +73,8 @@ class SegmentStream : private WaitPolicy {
   void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
              const std::uint64_t* splits, std::optional<TimePoint> deadline, Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
-  /// in the large ring, whatever the size.
+  /// in the large ring, whatever the size. Readers may write only there, because only that ring's
+  /// memory is kept for late writers.
   Segment reserve(std::size_t bytes, bool large = false);
   /// Undoes the placing of all segments after `last` in the present collective. This rank has
   /// published none of them, but may have written them.

@@ -125,7 +125,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const Error& error) {
     FUZZ_CHECK(error.what()[0] != '\0');
   }
-  peer->header().bye = 1;  // else the group's memory is kept for it
   peer.reset();
   process->prune();
   ::munmap(base - kPage, kPage);

@@ -5,14 +5,16 @@ block or in a channel. One that is stopped meanwhile goes on some time: then non
 """
 
 import gc
+import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, shared_bytes, shared_bytes_left
+from backend import BACKEND, shared_bytes
 from fault_rank import Rank, catch
 from in_call import soon
+from suite_rules import bound
 
 TIMEOUT = 0.5
 RING = 2 << 20
@@ -30,6 +32,14 @@ def destroy(groups: list[dist.ProcessGroup]) -> None:
     """Destroys the group of the list and takes it out, so that its memory is given back."""
     dist.destroy_process_group(groups.pop())
     gc.collect()
+
+
+def kept(before: int) -> int:
+    """Returns the bytes above ``before``, once a pooled thread that ends with a group has given back the last of it."""
+    until = time.monotonic() + bound(2)
+    while shared_bytes() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    return shared_bytes() - before
 
 
 def swap(group: dist.ProcessGroup) -> None:
@@ -73,7 +83,7 @@ def silent(rank: Rank, name: str, comes: bool):
         rank.hear()
     destroy([new_group(call)])
     dist.barrier()  # the other rank may sleep in that group when this one leaves it
-    left = shared_bytes_left(before) - before
+    left = kept(before)
     dist.barrier()
     dist.destroy_process_group()
     return left
@@ -117,7 +127,7 @@ def late_reader(rank: Rank):
     destroy(groups)
     rank.tell(shared_bytes() - before)
     rank.hear()
-    left = shared_bytes_left(before) - before
+    left = kept(before)
     dist.destroy_process_group()
     return left
 

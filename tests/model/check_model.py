@@ -77,9 +77,6 @@ MUTANTS = [
         quick=False,
     ),
     Search(
-        "frees a ring under a rank that reads it", ("M_FREES_UNDER_READERS", "N=3", "COLLECTIVES=1")
-    ),
-    Search(
         "does not pass on what it was told",
         ("M_TELLS_NOBODY_ON", "N=3", "COLLECTIVES=2", "MISMATCH"),
         quick=False,

@@ -2,17 +2,17 @@
  *
  * Taken from the code, function by function: csrc/shm/segment_stream.cpp (begin, acquire,
  * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
- * group_memory.cpp (record, abort, tellAll, passOn, leave). Every access to shared memory is a step of
+ * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
  * With WRITES_BACK readers write their part of a segment, as in an all-reduce, and its owner reads the
- * parts of the segment before the present one.
+ * parts of the segment before the present one; giveBack() of group_memory.cpp ends it.
  *
  * Shown for all interleavings:
  *   - no wake-up is lost: nobody sleeps for ever (no invalid end state). Slices of a wait end only
  *     where the wait is hopeless, so that they hide no lost wake-up of the ordinary way;
- *   - no segment is written again, nor its memory freed, before all have read it (the content
+ *   - no segment is written again, nor its memory given back, before all have read it (the content
  *     of each read is checked, before a collective is reported as done);
- *   - with WRITES_BACK the owner finds all parts, and nobody writes into memory that was freed;
+ *   - with WRITES_BACK the owner finds all parts, and nobody writes into memory that was given back;
  *   - with MISMATCH every rank raises, without it none does;
  *   - with DEATH a rank dies at any step, and no survivor waits for ever;
  *   - the first cause that a rank recorded is the one that it raises with, and all raise the same.
@@ -71,7 +71,7 @@ byte ring[N * RING];
 byte part[BACK * N * N * RING + 1]; /* what reader r has written into a slot of p, by p, r and slot */
 #define PART(p, r, i) part[((p) * N + (r)) * RING + (i) % RING]
 
-/* The life word (the kernel's) and the owner's leave. */
+/* The life word (the kernel's) and `closed` or `bye` (the owner's). */
 bool dead[N];
 bool left[N];
 
@@ -335,7 +335,7 @@ inline copyResults(i) {
 
 proctype Rank(byte me) {
   byte i, c, p, q, w, next, awaited = N, seen, sleepers, cause, read;
-  bool hopeless, arrived, claimed, told, bad, raised;
+  bool hopeless, arrived, claimed, told, bad, raised, all;
   {
     do
     :: c < COLLECTIVES ->
@@ -446,7 +446,7 @@ proctype Rank(byte me) {
       c++
     :: else -> break
     od;
-    goto leave;
+    goto close;
 
   raise:
     raised = 1;
@@ -468,37 +468,50 @@ proctype Rank(byte me) {
       fi
     };
 
-  leave:
-    /* leave() */
+  close:
+    /* close() */
 #ifndef M_TELLS_NOBODY_ON
     if
     :: abortState[me] != NONE -> passOn()
     :: else
     fi;
 #endif
+    /* After a fault who only reads will throw away what it has read. */
+#ifdef M_FREES_UNDER_WRITERS
+#define HARMLESS (abortState[me] != NONE)
+#else
+#define HARMLESS (!BACK && abortState[me] != NONE)
+#endif
+    p = 0;
+    all = 1;
+    do
+    :: p < N ->
+      if
+      :: p == me || HARMLESS || GONE(p) || consumed[p] >= published[me] -> skip
+      :: else ->
+        /* It waits a little; then the memory stays. */
+        if
+        :: p == me || HARMLESS || GONE(p) || consumed[p] >= published[me]
+        :: all = 0
+        fi
+      fi;
+      p++
+    :: else -> break
+    od;
     left[me] = 1;
     wake(2, me);
     wake(3, me);
     wake(PUBLISHED, me);
     wake(CONSUMED, me);
-    /* The destructor: all peers must have left or died. */
-#ifdef M_FREES_UNDER_WRITERS
-#define UNUSED (abortState[me] != NONE || p == me || GONE(p))
-#else
-#define UNUSED (p == me || GONE(p))
-#endif
-#ifndef M_FREES_UNDER_READERS
-    p = 0;
-    do
-    :: p < N -> UNUSED; p++
-    :: else -> break
-    od;
-#endif
-    p = 0;
-    do
-    :: p < RING -> ring[me * RING + p] = FREED; p++
-    :: else -> break
-    od
+    if
+    :: all ->
+      p = 0;
+      do
+      :: p < RING -> ring[me * RING + p] = FREED; p++
+      :: else -> break
+      od
+    :: else
+    fi
   } unless { dead[me] }
 }
 

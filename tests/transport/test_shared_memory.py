@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, shared_bytes, shared_bytes_left
+from backend import beyond_gloo, shared_bytes
 from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
 from on_ranks import on_ranks
@@ -142,15 +142,11 @@ def test_without_a_group():
 # --- nothing grows -------------------------------------------------------------------------------
 
 
-def held(most: int = 1 << 40) -> tuple[int, int, int]:
-    """Return memory that groups have reserved, open files, and resident bytes of all mappings of shared memory.
-
-    Waits until the first is at most ``most``, or for 2 s.
-    """
-    reserved = shared_bytes_left(most)
+def held() -> tuple[int, int, int]:
+    """Return memory that groups have reserved, open files, and resident bytes of all mappings of shared memory."""
     maps = psutil.Process().memory_maps()
     mapped = sum(one.rss for one in maps if "memfd:fastcoll" in one.path)
-    return reserved, len(os.listdir("/proc/self/fd")), mapped
+    return shared_bytes(), len(os.listdir("/proc/self/fd")), mapped
 
 
 @pytest.mark.full  # waits for the retirement
@@ -175,14 +171,14 @@ def test_groups_that_come_and_go_take_nothing_with_them():
         use(300_000)
     gc.collect()
     dist.barrier()
-    before = held(0)
+    before = held()
     for _ in range(40):
         use(300_000)
     time.sleep(RETIREMENT)  # what a peer may still look at is given back some time later
     use(300_000)
     gc.collect()
     dist.barrier()
-    after = held(before[0])
+    after = held()
     assert after[0] <= before[0] + (1 << 20), (before, after)
     assert after[1] <= before[1], (before, after)
     assert after[2] <= before[2] + (8 << 20), (before, after)

@@ -15,7 +15,7 @@ void receive(SegmentStream& stream, const Message& message, const Cut& cut, int 
     const Segment segment = stream.reserve(cut.length(s));
     if (s == 0) stream.publish(segment);  // announces this rank's arrival only
     message.write(cut.offset(s), cut.length(s), stream.await(root, segment), streaming);
-    // No rank returns before all have arrived.
+    // The last consume comes last of all, because a peer may free its memory after it.
     if (s + 1 == cut.segments) stream.awaitArrivals();
     stream.consume(segment);
   }

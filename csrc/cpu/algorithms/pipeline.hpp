@@ -75,8 +75,8 @@ inline void publishAll(SegmentStream& stream, const Message& message, const Cut&
     // Before they reuse their memory, other ranks that only publish wait for this consume too.
     if (s + 1 < cut.segments) stream.consume(segment);
   }
-  stream.awaitArrivals();  // no rank returns before all have arrived
-  stream.consume(segment);
+  stream.awaitArrivals();
+  stream.consume(segment);  // last of all: a peer may free its memory after it
 }
 
 /// The cut of one message per rank: every segment has a piece for each peer, `stride` bytes apart,

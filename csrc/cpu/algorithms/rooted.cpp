@@ -1,7 +1,8 @@
 // Gather, scatter and reduce: one rank, the root, reads from all or writes to all.
 //
 // Steps: 1 per segment. Bytes read: gather, reduce: the root reads (n - 1) B; scatter: each rank
-// reads its own message. As in broadcast, no rank returns before all have arrived.
+// reads its own message. As in broadcast, every rank consumes the last segment only after all have
+// arrived, because a peer may free its memory after that.
 #include "cpu/algorithms/pipeline.hpp"
 #include "cpu/algorithms/segment_reduce.hpp"
 

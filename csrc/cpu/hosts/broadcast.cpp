@@ -77,7 +77,8 @@ class HierarchicalBroadcast : HostPipeline {
     }
     release(c);
   }
-  /// As in a broadcast on one host, no rank returns before all of its host have arrived.
+  /// As in a broadcast on one host, every rank waits until all of its host have arrived. Only then
+  /// it consumes the last segment, because a peer may free its memory after that.
   void release(std::size_t c) {
     if (stream_ != nullptr && c + 1 == chunks_) stream_->awaitArrivals();
     consume(slot(c).out);

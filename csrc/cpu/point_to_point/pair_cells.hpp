@@ -7,8 +7,8 @@
 //
 // A cell comes back in no other way. Messages in one direction soon find none, and use the ring.
 // Each rank begins with the cells of its own block. Only the rank that holds a cell touches it; the
-// record that passes it orders the two ranks' accesses. A rank that has left the group keeps its
-// block until the peer has left or died too, because the peer may still send into it.
+// record that passes it orders the two ranks' accesses. A rank that has closed the group keeps its
+// block until the peer has left or died, because the peer may still send into it.
 #pragma once
 
 #include <algorithm>

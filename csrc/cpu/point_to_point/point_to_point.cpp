@@ -189,7 +189,7 @@ bool PointToPoint::hasPending() {
   return active();
 }
 
-void PointToPoint::flush(TimePoint until) {
+bool PointToPoint::flush(TimePoint until) {
   if (anyElsewhere_) flushRemote(until);
   for (;;) {
     bool all = true;
@@ -199,10 +199,11 @@ void PointToPoint::flush(TimePoint until) {
         const auto& out = peers_[rank].out;
         if (!out || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
         // A send ends when its last bytes are in the ring. The receiver may not have read them yet.
-        all = all && out->taken() && !peers_[rank].unmet();
+        all = all && out->taken();
       }
     }
-    if (all || memory_.aborted() || Clock::now() >= until) return;
+    if (all || memory_.aborted()) return true;
+    if (Clock::now() >= until) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }

@@ -142,10 +142,8 @@ class PointToPoint {
   void poll();
   /// Fails all operations with the group's fault; called after GroupMemory::abort.
   void failAll();
-  /// Waits until the receivers have met this rank, and taken all messages. A receiver cannot meet a
-  /// rank that has left. What a rank has met decides how long its memory is kept. On another host,
-  /// the end of the connection may lose messages.
-  void flush(TimePoint until);
+  /// Waits until the receivers have taken all messages that sends left in the channels.
+  bool flush(TimePoint until);
   bool hasPending();
   /// Ends the background thread.
   void stop();

@@ -10,7 +10,8 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
   Peer& peer = peers_[rank];
   if (!peer.out) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
-    const std::uint64_t offset = memory_.allocate(sizeof(PairChannel));
+    const std::uint64_t offset =
+        memory_.allocate(sizeof(PairChannel), GroupMemory::Use::Write, rank);
     peer.outChannel = reinterpret_cast<PairChannel*>(memory_.arena().base() + offset);
     peer.out.emplace(*peer.outChannel, peer.cells);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
@@ -122,11 +123,11 @@ bool PointToPoint::useLargeRing(int rank) {
   Peer& peer = peers_[rank];
   if (peer.large) return true;
   if (!peer.out->fits(0)) return false;
-  const std::uint64_t offset = memory_.allocate(ringBytes_);
+  const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Use::Read, rank);
   std::uint8_t* const data = memory_.arena().base() + offset;
   mapNow(data, ringBytes_);
   if (const std::size_t bytes = PairCells::blockBytes(ringBytes_)) {
-    const std::uint64_t cells = memory_.allocate(bytes);
+    const std::uint64_t cells = memory_.allocate(bytes, GroupMemory::Use::WriteLate, rank);
     std::uint8_t* const block = memory_.arena().base() + cells;
     mapNow(block, bytes);
     peer.cells.addOwn(block, PairCells::countFor(ringBytes_));
