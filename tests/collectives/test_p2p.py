@@ -171,7 +171,7 @@ def test_every_size_both_ways(order, shared):
 
 @on_ranks(2, 3)
 def test_back_and_forth_and_in_one_direction():
-    """Messages of medium length pass memory back and forth between two ranks, while there is some."""
+    """The pieces of messages pass memory back and forth between two ranks, while there is some."""
     mine, size = dist.get_rank(), dist.get_world_size()
     behind, ahead = (mine - 1) % size, (mine + 1) % size
     for number, count in enumerate([600, 4096, 16384, 16385, 65536, 65537, 300_000] * 4):

@@ -11,9 +11,9 @@ namespace {
 /// Sizes at the edges of each path: in a record's line, in one record, in cells, eager, and by
 /// rendezvous; and beyond a whole ring.
 std::size_t drawBytes(Random& random) {
-  constexpr std::size_t kEdges[] = {PairRecord::kInlineBytes,   PairRecord::kLine,
-                                    PairChannel::kSmallBytes,   PairCells::kBytes,
-                                    PairCells::kLongestMessage, PointToPoint::kEagerBytes};
+  constexpr std::size_t kEdges[] = {PairRecord::kInlineBytes, PairRecord::kLine,
+                                    PairChannel::kSmallBytes, PairCells::kBytes,
+                                    4 * PairCells::kBytes,    PointToPoint::kEagerBytes};
   switch (drawBelow(random, 8)) {
     case 0:
       return 0;

@@ -42,7 +42,7 @@ void edges(Rank& me, const GroupOptions& options) {
   std::vector<std::size_t> sizes;
   for (const std::size_t edge :
        {PairRecord::kInlineBytes, PairRecord::kLine, PairChannel::kSmallBytes, PairCells::kBytes,
-        PairCells::kLongestMessage, PointToPoint::kEagerBytes, PointToPoint::kRingBytes / 2,
+        4 * PairCells::kBytes, PointToPoint::kEagerBytes, PointToPoint::kRingBytes / 2,
         PointToPoint::kRingBytes, 3 * PointToPoint::kRingBytes}) {
     sizes.insert(sizes.end(), {edge - 1, edge, edge + 1});
   }

@@ -3,7 +3,9 @@
 // To write a line that a peer has read is slow, because the line is in the peer's cache. To write a
 // line that the own core has read last is fast, and between cores without a common cache it is
 // several times as fast. So a cell passes to the receiver with a record. The receiver copies the
-// payload out of it, and writes it when it next sends to that peer.
+// payload out of it, and writes it when it next sends to that peer. A long message goes in pieces,
+// and a rank takes a piece after each that it sends. So a few cells, which stay in the caches,
+// serve messages of any length.
 //
 // A cell comes back in no other way. Messages in one direction soon find none, and use the ring.
 // Each rank begins with the cells of its own block. Only the rank that holds a cell touches it; the
@@ -21,9 +23,9 @@ namespace fastcoll {
 /// The cells that this rank holds, for one peer. One thread at a time uses it.
 class PairCells {
  public:
+  /// A piece is so long that its hand-over costs little compared with its copy. It is so short that
+  /// the receiver copies one piece while the sender writes the next.
   static constexpr std::size_t kBytes = 64 * 1024;
-  /// Longer messages use the ring. They would find no cell in a cache.
-  static constexpr std::size_t kLongestMessage = 256 * 1024;
 
   /// Number of cells beside a ring of `ringBytes`, and their bytes.
   static std::size_t countFor(std::size_t ringBytes) {
@@ -69,7 +71,7 @@ class PairCells {
   }
 
  private:
-  static constexpr std::size_t kMost = kLongestMessage / kBytes;  // cells of a block
+  static constexpr std::size_t kMost = 4;  // cells of a block
   /// Not a multiple of a page: else all cells compete for the same places of a cache.
   static constexpr std::size_t kStride = kBytes + 64;
 

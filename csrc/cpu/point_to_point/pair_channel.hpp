@@ -14,7 +14,7 @@
 // reserves a large ring. The small ring's last record gives the offset (kMove). A line that the
 // receiver's core still caches is slow to write. So the large ring is longer than a core's
 // second-level cache, and the sender always cycles through all of it. With it, the sender reserves
-// a few cells, which messages of medium length use in turn (pair_cells.hpp).
+// a few cells, which the pieces of both directions use in turn (pair_cells.hpp).
 #pragma once
 
 #include <atomic>

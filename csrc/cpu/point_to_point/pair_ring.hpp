@@ -55,11 +55,6 @@ class PairWriter {
     return position_ + need <= free_;
   }
 
-  /// Takes a cell for a payload of a message of `bytes`; 0: the payload goes into the ring.
-  std::uint8_t takeCell(std::size_t bytes) {
-    return bytes <= PairCells::kLongestMessage ? cells_.take() : std::uint8_t{0};
-  }
-
   /// Writes a record that fits: the fields of `head`, then `head.length` bytes of the message from
   /// `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset) {

@@ -16,10 +16,6 @@ std::size_t ringBytesFor(std::size_t wanted, int size) {
   return std::max(share, kLeast) / kPage * kPage;
 }
 
-// A piece is so long that its hand-over costs little compared with its copy. It is so short that
-// the receiver copies one piece while the sender writes the next.
-constexpr std::size_t kPieceBytes = 64 * 1024;
-
 }  // namespace
 
 void PointToPointOp::reset() {
@@ -38,7 +34,7 @@ PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
       spinMicros_(spinMicros),
       setup_(std::move(setup)),
       ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
-      pieceBytes_(std::min(kPieceBytes, ringBytes_ / 4)),
+      pieceBytes_(std::min(PairCells::kBytes, ringBytes_ / 4)),
       peers_(memory.size()) {}
 
 PointToPoint::~PointToPoint() {

@@ -205,8 +205,9 @@ class PointToPoint {
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  // Bytes that one progress() moves to a peer, and from it, so sending and receiving take turns.
-  static constexpr std::size_t kTurnBytes = std::size_t{1} << 20;
+  // Bytes that one progress() moves to a peer, and from it: a piece. So both ranks of an exchange
+  // send and receive in turn, and their cells pass back and forth.
+  static constexpr std::size_t kTurnBytes = PairCells::kBytes;
 
   // point_to_point.cpp
   bool progress(Finished& finished, bool lookForFaults);

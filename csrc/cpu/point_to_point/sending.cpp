@@ -110,7 +110,7 @@ bool PointToPoint::begin(int rank, PointToPointOp& op) {
   }
   head.asks = op.unasked_ < bytes;
   if (!peer.out->fits(head.length)) return false;
-  if (head.length > PairChannel::kSmallBytes) head.cell = peer.out->takeCell(bytes);
+  if (head.length > PairChannel::kSmallBytes) head.cell = peer.cells.take();
   peer.out->write(head, op.message, 0);
   op.number_ = peer.sent++;
   op.moved_ = head.length;
@@ -149,7 +149,7 @@ bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
     if (budget == 0 || !peer.out->fits(take)) return false;
     head.length = static_cast<std::uint32_t>(take);
     head.cell = 0;
-    if (take > PairChannel::kSmallBytes) head.cell = peer.out->takeCell(op.message.bytes());
+    if (take > PairChannel::kSmallBytes) head.cell = peer.cells.take();
     peer.out->write(head, op.message, op.moved_);
     op.moved_ += take;
     budget -= std::min(budget, take);
