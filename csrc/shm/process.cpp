@@ -139,6 +139,7 @@ bool LocalProcess::lookAll() {
   }
   std::erase_if(watches, [](auto& look) { return !look(); });
   const std::lock_guard<std::mutex> lock(watchMutex_);
+  watches_.swap(watches);  // so that the line below seldom allocates
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
                   std::make_move_iterator(watches.end()));
   return !watches_.empty();
