@@ -84,7 +84,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   }
   if (preparing_ != nullptr) {
     auto op = makeMessage(site, tensor, peer, tag);
-    op->repeats = true;
+    op->repeats = op->awaited = true;
     preparing_->keep(tensor);
     Prepared::Message& message = preparing_->messages.emplace_back();
     describeMessage(message.draft, site.name, tensor, send, peer, tag);
@@ -116,6 +116,7 @@ WorkRef ProcessGroupFastcoll::launchMessage(std::shared_ptr<TensorMessage> op, a
   op->timeout = terms.timeout;
   op->deadline = deadlineAfter(Clock::now(), op->timeout);
   if (awaited != nullptr && !profiled && !collects()) {
+    op->awaited = true;
     post(op);
     *awaited = {std::move(op), std::move(terms)};
     return nullptr;

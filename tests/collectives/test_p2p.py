@@ -169,6 +169,23 @@ def test_every_size_both_ways(order, shared):
         assert_same(given, sample(mine, (count,), torch.uint8, seed))
 
 
+@beyond_gloo("sends from a thread")
+@on_ranks(2)
+def test_what_a_send_needs_not_ask_for_is_sent_at_once():
+    """The sender may compute for long before it waits."""
+    mine, other = dist.get_rank(), 1 - dist.get_rank()
+    small = torch.ones(1)
+    works = [dist.isend(small, other), dist.irecv(torch.empty(1), other)]
+    for work in works:
+        work.wait()
+    large = sample(mine, (1 << 19,), torch.uint8, 1)
+    work = dist.isend(large, other)
+    assert work.is_completed()
+    output = torch.empty_like(large)
+    dist.recv(output, other)
+    assert_same(output, sample(other, (1 << 19,), torch.uint8, 1))
+
+
 @on_ranks(2, 3)
 def test_back_and_forth_and_in_one_direction():
     """The pieces of messages pass memory back and forth between two ranks, while there is some."""

@@ -3,9 +3,9 @@
 // To write a line that a peer has read is slow, because the line is in the peer's cache. To write a
 // line that the own core has read last is fast, and between cores without a common cache it is
 // several times as fast. So a cell passes to the receiver with a record. The receiver copies the
-// payload out of it, and writes it when it next sends to that peer. A long message goes in pieces,
-// and a rank takes a piece after each that it sends. So a few cells, which stay in the caches,
-// serve messages of any length.
+// payload out of it, and writes it when it next sends to that peer. In an exchange of long
+// messages, a rank that waits takes a piece after each that it sends. So a few cells, which stay in
+// the caches, serve messages of any length.
 //
 // A cell comes back in no other way. Messages in one direction soon find none, and use the ring.
 // Each rank begins with the cells of its own block. Only the rank that holds a cell touches it; the

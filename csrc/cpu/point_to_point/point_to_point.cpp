@@ -59,7 +59,9 @@ void PointToPoint::submit(PointToPointRef op) {
       receives_.push_back(op);
       ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
     }
-    progress(finished, false);
+    // Nobody may make progress for a while. So all that may be sent unasked goes now.
+    int turns = op->awaited || op->message.bytes() <= kTurnBytes ? 1 : kTurnsAtOnce;
+    while (turns > 0 && progress(finished, false)) --turns;
     if (restless()) needBackground();
     // It sleeps on the doorbell of this host, which peers on other hosts do not ring.
     if (threadSleeps_ && anyElsewhere_) wakeBackground();

@@ -64,7 +64,8 @@ class PointToPointOp {
   Message message;
   Milliseconds timeout{};
   TimePoint deadline;
-  int source = -1;  // of a receive, once matched
+  bool awaited = false;  // a thread waits for it as soon as it is submitted
+  int source = -1;       // of a receive, once matched
   std::atomic<bool> done{false};
   trace::RecordId trace = 0;
 
@@ -205,9 +206,13 @@ class PointToPoint {
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  // Bytes that one progress() moves to a peer, and from it: a piece. So both ranks of an exchange
-  // send and receive in turn, and their cells pass back and forth.
+  // Bytes that one progress() moves to a peer, and from it, beside a message's first record. So
+  // both ranks of an exchange send and receive in turn, and their cells pass back and forth.
   static constexpr std::size_t kTurnBytes = PairCells::kBytes;
+  // Bytes that it reads in place in a peer's arena.
+  static constexpr std::size_t kPullBytes = std::size_t{1} << 20;
+  // Turns of a submit() for which no thread waits.
+  static constexpr int kTurnsAtOnce = 16;
 
   // point_to_point.cpp
   bool progress(Finished& finished, bool lookForFaults);

@@ -245,7 +245,7 @@ void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size
 
 /// Reads messages in place, in the sender's arena.
 bool PointToPoint::pull(Peer& peer, Finished& finished) {
-  std::size_t budget = kTurnBytes;
+  std::size_t budget = kPullBytes;
   bool moved = false;
   while (!peer.pulls.empty() && budget > 0) {
     const auto [op, from] = peer.pulls.front();
