@@ -59,9 +59,12 @@ void PointToPoint::submit(PointToPointRef op) {
       receives_.push_back(op);
       ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
     }
-    // Nobody may make progress for a while. So all that may be sent unasked goes now.
-    int turns = op->awaited || op->message.bytes() <= kTurnBytes ? 1 : kTurnsAtOnce;
-    while (turns > 0 && progress(finished, false)) --turns;
+    std::size_t before = 0;
+    do {
+      before = op->moved_;
+      progress(finished, false);
+      // If no thread waits, nobody may make progress for a while. So what goes unasked goes now.
+    } while (!op->awaited && !op->ended_ && op->moved_ != before && op->moved_ < kEagerBytes);
     if (restless()) needBackground();
     // It sleeps on the doorbell of this host, which peers on other hosts do not ring.
     if (threadSleeps_ && anyElsewhere_) wakeBackground();

@@ -135,7 +135,8 @@ class PointToPoint {
   /// afterwards.
   void giveBack() noexcept;
 
-  /// Posts the operation and does at once what can be done without waiting.
+  /// Posts the operation and makes progress: one turn if a thread waits for the operation, else as
+  /// much as goes unasked, if it can be done without waiting.
   void submit(PointToPointRef op);
   /// Waits until the operation is done (true) or `until` has passed (false), making progress.
   bool wait(const PointToPointRef& op, TimePoint until);
@@ -206,13 +207,11 @@ class PointToPoint {
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  // Bytes that one progress() moves to a peer, and from it, beside a message's first record. So
-  // both ranks of an exchange send and receive in turn, and their cells pass back and forth.
+  // Bytes that one progress() moves to a peer, and from it, beside first records. So both ranks of
+  // an exchange send and receive in turn, and their cells pass back and forth.
   static constexpr std::size_t kTurnBytes = PairCells::kBytes;
   // Bytes that it reads in place in a peer's arena.
   static constexpr std::size_t kPullBytes = std::size_t{1} << 20;
-  // Turns of a submit() for which no thread waits.
-  static constexpr int kTurnsAtOnce = 16;
 
   // point_to_point.cpp
   bool progress(Finished& finished, bool lookForFaults);
