@@ -29,7 +29,8 @@ def run_rank(arguments):
 def test_a_way_that_makes_no_collectives_is_not_measured(world, tmp_path):
     path = tmp_path / "record.jsonl"
     chosen = ("--backend", "fastcoll,fastcoll-compile", "--json", path)
-    ended = run_on(world, 2, "compiled", *FEW, *chosen, module=__name__)
+    # Three models are compiled on each rank, which takes a minute of CPU time.
+    ended = run_on(world, 2, "compiled", *FEW, *chosen, module=__name__, deadline=240.0)
     assert ended.status == 0, ended
     _, case = map(json.loads, path.read_text().splitlines())
     assert "0 collectives of fastcoll-compile in a step, not 2" in str(case["unsupported"])
