@@ -63,7 +63,8 @@ void PointToPoint::submit(PointToPointRef op) {
     do {
       before = op->moved_;
       progress(finished, false);
-      // If no thread waits, nobody may make progress for a while. So what goes unasked goes now.
+      // If no thread waits, none may make progress for a while. So this one writes all that goes
+      // unasked.
     } while (!op->awaited && !op->ended_ && op->moved_ != before && op->moved_ < kEagerBytes);
     if (restless()) needBackground();
     // It sleeps on the doorbell of this host, which peers on other hosts do not ring.

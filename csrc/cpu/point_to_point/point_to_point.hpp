@@ -135,8 +135,8 @@ class PointToPoint {
   /// afterwards.
   void giveBack() noexcept;
 
-  /// Posts the operation and makes progress: one turn if a thread waits for the operation, else as
-  /// much as goes unasked, if it can be done without waiting.
+  /// Posts the operation and makes progress without waiting. If the caller waits for the operation
+  /// at once, this is one turn. Else it goes on until all that goes unasked is written.
   void submit(PointToPointRef op);
   /// Waits until the operation is done (true) or `until` has passed (false), making progress.
   bool wait(const PointToPointRef& op, TimePoint until);
@@ -207,10 +207,11 @@ class PointToPoint {
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  // Bytes that one progress() moves to a peer, and from it, beside first records. So both ranks of
-  // an exchange send and receive in turn, and their cells pass back and forth.
+  // progress() writes so many bytes to a peer, and a message's first record beyond them. It reads
+  // as many. So both ranks of an exchange send and receive in turn, and their cells pass back and
+  // forth.
   static constexpr std::size_t kTurnBytes = PairCells::kBytes;
-  // Bytes that it reads in place in a peer's arena.
+  // progress() reads so many bytes in place in a peer's arena.
   static constexpr std::size_t kPullBytes = std::size_t{1} << 20;
 
   // point_to_point.cpp
