@@ -9,6 +9,7 @@ from pathlib import Path
 import recording_device
 import torch
 import torch.distributed as dist
+from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
 
 DEVICE = "recording"
@@ -45,9 +46,9 @@ def called(name: str) -> int:
     return sum(text.split()[0] == name.encode() for text in texts)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 15) -> None:
     """Waits until a condition holds that a thread of the engine brings about."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + bound(seconds)
     while not condition():
         assert time.monotonic() < end, "it has not come to pass"
         time.sleep(0.02)

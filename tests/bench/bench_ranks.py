@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from world import DEADLINE, Worlds, here
+from world import Worlds, here
 
 from fastcoll._launch import rank_variables
 
@@ -42,19 +42,13 @@ def as_one_rank(store_port: int, module: str, arguments: list[str]) -> tuple[int
 
 
 def run_on(
-    worlds: Worlds,
-    ranks: int,
-    *arguments: Any,
-    module: str = "fastcoll.bench.__main__",
-    deadline: float = DEADLINE,
+    worlds: Worlds, ranks: int, *arguments: Any, module: str = "fastcoll.bench.__main__"
 ) -> Ended:
     """Run the benchmark of a module with ``run_rank`` on the ranks of a world."""
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
     given = [str(argument) for argument in arguments]
-    answers = worlds(ranks).run(
-        as_one_rank, store.port, module, given, init=False, deadline=deadline
-    )
+    answers = worlds(ranks).run(as_one_rank, store.port, module, given, init=False)
     statuses = [status for status, _, _ in answers if status]
     return Ended(statuses[0] if statuses else 0, *answers[0][1:])

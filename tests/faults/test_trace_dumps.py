@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_call import others_first, soon
+from suite_rules import bound
 from trace_scenarios import ask_torch
 
 import fastcoll.trace
@@ -54,8 +55,8 @@ def said(jobs, folder, capsys):
     return report
 
 
-def wait_for(path, seconds=10.0):
-    end = time.monotonic() + seconds
+def wait_for(path):
+    end = time.monotonic() + bound(10)
     while not path.exists():
         assert time.monotonic() < end, f"{path} was not written"
         time.sleep(0.01)
@@ -153,7 +154,7 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
     job = traced(2, hangs, FASTCOLL_TRACE_SIGNAL="USR2")
     assert job.hear(0) == "calls"
     calls: list[int] = []
-    end = time.monotonic() + 20
+    end = time.monotonic() + bound(10)
     while 6 not in calls:  # it may not be in the call yet
         assert time.monotonic() < end
         (folder / "t_0").unlink(missing_ok=True)
