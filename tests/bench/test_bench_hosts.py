@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from suite_rules import bound
 
 from fastcoll.bench import hosts, namespaces
 from fastcoll.bench.record import read_record
@@ -24,7 +25,7 @@ def test_a_run_on_two_hosts(tmp_path):
     path = tmp_path / "record.jsonl"
     command = [sys.executable, "-m", "fastcoll.bench.hosts", "--rounds", "2", "--megabits", "500"]
     command += ["--bytes", f"{1 << 20}", "--call", "barrier", "all_reduce", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=bound(60))
     assert done.returncode == 0, done.stdout + done.stderr
     record = read_record(path)
     assert record["transport"] == "shm+gloo" and (record["hosts"], record["ranks_per_host"]) == (
@@ -46,7 +47,9 @@ def test_the_benchmark_on_two_hosts(tmp_path):
     path = tmp_path / "record.jsonl"
     command = [sys.executable, "-m", "fastcoll.bench.hosts", "--megabits", "0", "--"]
     command += ["all_reduce", "-b", "64K", "-e", "64K", "-n", "2", "--rounds", "1"]
-    done = subprocess.run([*command, "--json", path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, "--json", path], capture_output=True, text=True, timeout=bound(60)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 ranks on 2 hosts" in done.stdout
     record = read_record(path)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from suite_rules import bound
 
 from fastcoll.bench.record import read_record
 
@@ -43,7 +44,7 @@ def bench(tmp_path: Path, *arguments: str, ranks: int = 1) -> subprocess.Complet
         env={**os.environ, "PYTHONPATH": path, "PMI_SIZE": str(ranks)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=bound(60),
     )
 
 

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from bench_ranks import FEW, SHORT, run_on
+from suite_rules import bound
 from torch.nn.parallel import DistributedDataParallel
 from world import Worlds
 
@@ -26,7 +27,7 @@ def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
         [*command, "--nproc", "1", "--backend", "fastcoll,absent", "--json", str(path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=bound(60),
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "# wrong elements: 0 OK" in ended.stdout

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from launcher import Launcher
 from nccl_ranks import communicator, on_stand_in
+from suite_rules import bound
 
 from fastcoll._requirements import nccl_owners, nccl_packages
 from fastcoll.cuda import nccl_library
@@ -114,7 +115,7 @@ print(library.path)
         env={**os.environ, "LD_PRELOAD": stand_in},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=bound(60),
     )
     assert process.stdout == f"{stand_in}\n", process.stderr
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from backend import IS_GLOO
 from on_ranks import on_ranks
+from suite_rules import bound
 
 from fastcoll import names
 
@@ -186,7 +187,7 @@ def test_a_bad_value_is_told_and_torch_is_imported():
         env={**os.environ, "FASTCOLL_DEFAULT": value},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=bound(60),
     )
     assert done.stdout == "gloo\n"
     assert expected in done.stderr

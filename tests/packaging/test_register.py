@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 from backend import since
+from suite_rules import bound
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -17,7 +18,7 @@ def run_python(code: str, **environment: str) -> str:
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=bound(40),
     )
     assert process.returncode == 0, process.stderr
     return process.stdout.strip()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from launcher import Launcher
 from packaging.specifiers import SpecifierSet
+from suite_rules import bound
 
 from fastcoll import _built_for
 
@@ -27,7 +28,7 @@ def run_setup(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=bound(60),
     )
     assert not check or process.returncode == 0, process.stderr
     return process

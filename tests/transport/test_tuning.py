@@ -12,6 +12,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import Case, Runner
 from on_ranks import on_ranks
+from suite_rules import bound
 from torchrun import torchrun
 from world import here
 
@@ -154,7 +155,7 @@ def test_measuring_writes_a_table_that_is_used(host, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=bound(60),
     )
     assert answer.returncode == 0, answer.stderr
     assert str(host) in answer.stdout
