@@ -5,9 +5,9 @@ is one C call. On CPU tensors it blocks, works in place, and makes no ``Work``. 
 trace are those of ``dist.*`` on that group. Both kinds of calls may be mixed. A plan is checked only once.
 
 An object travels as a pickle of protocol 5, with buffers and long bytes outside of the pickle. Long texts are separate
-pieces of the pickle. Each rank that sends an object begins with one block of ``BLOCK`` bytes. The block has the sizes
-and, if they fit, all parts below ``LONG`` bytes. Otherwise these parts follow as one message. Each longer part then
-goes from the sender's memory into new memory of the receiver.
+pieces of the pickle. Each rank that sends an object begins with one block of ``BLOCK`` bytes. The block has three
+counts and, if they fit, the sizes and all parts below ``LONG`` bytes. Otherwise these follow as one message. Each
+longer part then goes from the sender's memory into new memory of the receiver.
 The ranks first make sure that each of them has the memory for such messages.
 """
 

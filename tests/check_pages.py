@@ -134,10 +134,10 @@ def tables() -> Iterator[str]:
 def figures() -> Iterator[str]:
     """Figures in the prose of README and of the page on testing agree with the records."""
     ratios = [
-        case["backends"]["gloo"]["time"]["minimum"]
-        / case["backends"]["fastcoll"]["time"]["minimum"]
-        for name in ("all_reduce", "collectives", "collectives_bfloat16")
-        for case in record(f"{name}_cpu_2ranks")["cases"]
+        case["backends"]["gloo"]["time"]["median"] / case["backends"]["fastcoll"]["time"]["median"]
+        for name in ("all_reduce", "collectives", "communicator")
+        for path in (ROOT / "bench/results").glob(f"{name}_*cpu_*ranks*.jsonl")
+        for case in record(path.stem)["cases"]
         if {"gloo", "fastcoll"} <= case["backends"].keys()
     ]
     lines = [json.loads(line) for line in read("tests/peer/suite_outcomes.jsonl").splitlines()]

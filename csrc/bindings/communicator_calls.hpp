@@ -132,7 +132,8 @@ Options synchronous() {
 // --- the calls -----------------------------------------------------------------------------------
 
 // Each has the names of its arguments, how many are required, and bind(), which returns the call
-// with its arguments. It is made without the GIL. Ranks are those of the group.
+// with its arguments. The call begins with the GIL, and frees it before it waits (GilUntilWait).
+// When a plan is made, it has no GIL. Ranks are those of the group.
 
 struct AllReduce {
   static constexpr auto kName = "all_reduce";

@@ -2,19 +2,22 @@
 // its first message to that receiver, and stores its offset in its PeerLink.
 //
 // The sender writes records one behind another into a ring of bytes; the receiver takes them in
-// that order. It can take every record at once, because a message without a matching receive goes
-// to private memory. So no record in the ring ever waits for an earlier one.
+// that order. It never needs more than a moment for a record: a message without a matching receive
+// stays in the ring for 200 us at most, because its receive is often about to be posted, and then
+// goes to private memory.
 //
 // A message begins with a kMessage record; its number is its place among these records. Only the
 // beginning of a large message is eager. The receiver matches it to a receive and answers with its
-// number; then the rest follows in kPiece records. A message in the sender's arena is not copied.
-// Its record gives the offset, the receiver reads the message there, and its answer confirms that.
+// number; then the rest follows in kPiece records. A long contiguous message in the sender's arena
+// is not copied. Its record gives the offset, the receiver reads the message there, and its answer
+// confirms that.
 //
 // A ring begins small, inside the channel. Before the first message that is not small, the sender
 // reserves a large ring. The small ring's last record gives the offset (kMove). A line that the
 // receiver's core still caches is slow to write. So the large ring is longer than a core's
-// second-level cache, and the sender always cycles through all of it. With it, the sender reserves
-// a few cells, which the pieces of both directions use in turn (pair_cells.hpp).
+// second-level cache, except in large groups, and the sender always cycles through all of it. With
+// it, the sender reserves a few cells, which the pieces of both directions use in turn. Rings
+// shorter than 512 KiB have none (pair_cells.hpp).
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@
 namespace fastcoll {
 namespace {
 
-/// The rings of a rank to all its peers take 32 MiB at most, in groups of up to 257 ranks.
+/// Rings of the default size to all peers take 32 MiB at most, in groups of up to 257 ranks.
 std::size_t ringBytesFor(std::size_t wanted, int size) {
   const std::size_t peers = size - 1;
   constexpr std::size_t kLeast = 128 * 1024;

@@ -9,10 +9,12 @@
 //
 // How a message goes (see pair_channel.hpp for the ring):
 //   up to kSmallBytes   in one record; the send ends at once
-//   up to kEagerBytes   in several eager records; the send ends with the last
+//   up to kEagerBytes   in eager records of up to 64 KiB; the send ends with the last
 //   longer              the first kEagerBytes eagerly, the rest once the receiver has matched it
 //                       (half of the ring eagerly, in groups so large that this is less)
-//   in the arena        the receiver reads it in place; the send ends after that
+//   in the arena        the receiver reads it in place, if it is contiguous and longer than
+//                       kCopiedBytes; the send ends after that
+// While the receiver holds many unexpected messages, nothing longer than kSmallBytes is eager.
 //
 // To another host (see remote_channel.hpp) a message of up to kRecordBytes goes in one record,
 // which ends its send. A longer message is announced by a record. Its body goes separately, from
@@ -136,7 +138,8 @@ class PointToPoint {
   void giveBack() noexcept;
 
   /// Posts the operation and makes progress without waiting. If the caller waits for the operation
-  /// at once, this is one turn. Else it goes on until all that goes unasked is written.
+  /// at once, this is one turn. Else it takes turns as long as they move the operation, until it has
+  /// ended or all that goes unasked is written.
   void submit(PointToPointRef op);
   /// Waits until the operation is done (true) or `until` has passed (false), making progress.
   bool wait(const PointToPointRef& op, TimePoint until);
@@ -207,9 +210,9 @@ class PointToPoint {
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  // progress() writes so many bytes to a peer, and a message's first record beyond them. It reads
-  // as many. So both ranks of an exchange send and receive in turn, and their cells pass back and
-  // forth.
+  // progress() writes so many bytes of pieces to a peer, and the first record of each message that
+  // it begins. It reads as many bytes. So in an exchange of long messages both ranks send and
+  // receive in turn, and their cells pass back and forth.
   static constexpr std::size_t kTurnBytes = PairCells::kBytes;
   // progress() reads so many bytes in place in a peer's arena.
   static constexpr std::size_t kPullBytes = std::size_t{1} << 20;

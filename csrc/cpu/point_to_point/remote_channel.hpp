@@ -1,7 +1,7 @@
 // The channel of point-to-point to a rank on another host: the records of a PairChannel, in both
 // directions, over a connection.
 //
-// A record goes to one of kSlots receives that its receiver posted in advance, so it is sent at
+// A record goes to one of kReceives receives that its receiver posted in advance, so it is sent at
 // once. Each record returns credits: it counts the records that were taken, whose slots the other
 // side may use again. The body of a message too long for a record goes separately, from the
 // sender's memory to the receiver's. The network sends it once the receiver has posted its receive,
@@ -67,7 +67,7 @@ class RemoteChannel {
  private:
   // A rank that sends no record returns credits after it has taken this many.
   static constexpr std::uint64_t kTellAfter = kSlots / 2;
-  // Control messages that need no credit: two credit returns and a close notice.
+  // Receives for what needs no credit: credit returns and a close notice.
   static constexpr std::uint64_t kFreeSlots = 4;
   static constexpr std::uint64_t kReceives = kSlots + kFreeSlots;
 
