@@ -138,8 +138,8 @@ class PointToPoint {
   void giveBack() noexcept;
 
   /// Posts the operation and makes progress without waiting. If the caller waits for the operation
-  /// at once, this is one turn. Else it takes turns as long as they move the operation, until it has
-  /// ended or all that goes unasked is written.
+  /// at once, this is one turn. Else it takes turns as long as they move the operation, until it
+  /// has ended or all that goes unasked is written.
   void submit(PointToPointRef op);
   /// Waits until the operation is done (true) or `until` has passed (false), making progress.
   bool wait(const PointToPointRef& op, TimePoint until);
