@@ -149,6 +149,3 @@ class MpiPeer(Peer):
         if case.op == "avg":
             raise NotImplementedError(f"MPI has no reduction {case.op!r}")
         return getattr(self._mpi, case.op.upper()) if case.collective.reduces else None
-
-    def close(self) -> None:
-        """Does nothing: MPI ends with the process."""

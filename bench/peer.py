@@ -173,7 +173,7 @@ class Peer:
     """
 
     group: dist.ProcessGroup | None = None
-    library = ""
+    library: str
 
     def __init__(self, name: str, timeout: timedelta) -> None:
         self.name = name

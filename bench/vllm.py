@@ -69,6 +69,3 @@ class VllmPeer(Peer):
         if case.collective.name not in calls or (case.collective.reduces and case.op != "sum"):
             raise NotImplementedError(f"vLLM has no {case.collective.name} {case.op}")
         return calls[case.collective.name]
-
-    def close(self) -> None:
-        """Does nothing: the operators end with the process."""

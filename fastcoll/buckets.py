@@ -130,7 +130,7 @@ class BucketLayout:
         Call this on every stream whose kernels read the tables. Another stream has usually made them.
         """
         for table in list(self._tables.values()):  # another thread may add one
-            _read_on_current_stream(table)
+            used_here(table)
 
     def _table(
         self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device
@@ -151,9 +151,11 @@ class BucketLayout:
         )
 
 
-def _read_on_current_stream(table: Tensor) -> None:
-    if table.device.type != "cpu":
-        table.record_stream(torch.accelerator.current_stream(table.device))
+def used_here(tensor: Tensor) -> Tensor:
+    """Returns a tensor that another stream has made and allocated, after recording its use on this stream."""
+    if tensor.device.type != "cpu":
+        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+    return tensor
 
 
 def _is_captured(device: torch.device) -> bool:
@@ -180,8 +182,7 @@ def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) 
     if _is_captured(device):
         with _stream_apart(device):
             table = host.to(device)
-        _read_on_current_stream(table)
-        return table
+        return used_here(table)
     if for_every_stream:  # from pageable memory: the copy is over when this returns
         return host.to(device)
     # torch keeps pinned memory from reuse until the copy has read it.

@@ -227,9 +227,6 @@ def _tell(backends: list[str]) -> None:
     fresh = [backend for backend in backends if backend not in _told]
     _told.update(fresh)
     if fresh and os.environ.get("RANK", "0") == "0":
-        _say(f"serves the groups that name {' or '.join(fresh)} (FASTCOLL_REPLACE)")
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(f"[fastcoll] {text}", file=sys.stderr)
+        text = f"serves the groups that name {' or '.join(fresh)} (FASTCOLL_REPLACE)"
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            print(f"[fastcoll] {text}", file=sys.stderr)

@@ -9,7 +9,6 @@ from pathlib import Path
 import recording_device
 import torch
 import torch.distributed as dist
-from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
 
 DEVICE = "recording"
@@ -44,14 +43,6 @@ def called(name: str) -> int:
     library.fakeNcclCall.restype = ctypes.c_char_p
     texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
     return sum(text.split()[0] == name.encode() for text in texts)
-
-
-def until(condition: Callable[[], bool], seconds: float = 15) -> None:
-    """Waits until a condition holds that a thread of the engine brings about."""
-    end = time.monotonic() + bound(seconds)
-    while not condition():
-        assert time.monotonic() < end, "it has not come to pass"
-        time.sleep(0.02)
 
 
 def fault_of(call: Callable[[], object]) -> tuple[str, float]:

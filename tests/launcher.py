@@ -174,17 +174,14 @@ class Launcher:
         """
         from torch.distributed import TCPStore
 
+        from fastcoll._launch import rank_variables
+
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         processes = []
         for rank in range(size):
             (folder / str(rank)).mkdir()
             given = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
+                **rank_variables(rank, size, rank, size, "127.0.0.1", store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank makes a store
                 **environment,
             }

@@ -165,7 +165,7 @@ def _put_tables_on_the_device() -> None:
     """Puts the kernels' tables on the device: interpreted kernels have them on the host, where no order is checked."""
     from fastcoll import buckets
 
-    copied, read = buckets._copied, buckets._read_on_current_stream
+    copied, used_here = buckets._copied, buckets.used_here
 
     def on_device(host, device, for_every_stream=False):
         table = copied(host, torch.device(DEVICE), for_every_stream)
@@ -174,4 +174,4 @@ def _put_tables_on_the_device() -> None:
         return seen
 
     buckets._copied = on_device
-    buckets._read_on_current_stream = lambda table: read(getattr(table, "on_device", table))
+    buckets.used_here = lambda table: used_here(getattr(table, "on_device", table))

@@ -8,6 +8,8 @@ fails it, so a missing tool is noticed.
 import itertools
 import os
 import re
+import time
+from collections.abc import Callable
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -64,6 +66,14 @@ def bound(seconds: float) -> float:
     The seconds for which the whole machine stood still are added.
     """
     return seconds * slack() + paused()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits until a condition holds that another thread of this process, or another rank, brings about."""
+    end = time.monotonic() + bound(15)
+    while not condition():
+        assert time.monotonic() < end, "it has not come to pass"
+        time.sleep(0.002)
 
 
 def is_gpu_run(expression: str) -> bool:

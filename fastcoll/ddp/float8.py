@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from fastcoll.buckets import used_here
 from fastcoll.ddp.reduction import Settings, measure, shares_of
-from fastcoll.ddp.statistics import used_here
 
 __all__ = ["Float8Bucket", "Float8Turns"]
 

@@ -14,8 +14,8 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, serving_backend
+from fastcoll.buckets import used_here
 from fastcoll.coalesced import all_reduce_coalesced
-from fastcoll.ddp.statistics import used_here
 
 __all__ = [
     "ALONE_BYTES",

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fastcoll.buckets import used_here
+
 __all__ = ["GradientStatistics"]
 
 _EPSILON = 1e-6
@@ -138,10 +140,3 @@ def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
     if not max_norm > 0:
         raise ValueError(f"fastcoll.ddp: expected a max_norm above 0, got {max_norm}")
     return ((norm + _EPSILON) / max_norm).clamp(min=1.0).float()
-
-
-def used_here(tensor: Tensor) -> Tensor:
-    """Returns a tensor that another stream has made and allocated, after recording its use on this stream."""
-    if tensor.device.type != "cpu":
-        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
-    return tensor

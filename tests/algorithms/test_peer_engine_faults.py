@@ -17,10 +17,10 @@ import pytest
 import quick_interpreter
 import torch
 import torch.distributed as dist
-from device_ranks import fault_of, has_failed, until
+from device_ranks import fault_of, has_failed
 from on_ranks import on_ranks
 from peer_memory import DEVICE
-from suite_rules import bound
+from suite_rules import bound, until
 
 from fastcoll.cuda import symmetric
 

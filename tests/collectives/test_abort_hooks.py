@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo, since
 from on_ranks import on_ranks
-from suite_rules import bound
-from words import await_word, eventually, say
+from suite_rules import bound, until
+from words import await_word, say
 
 pytestmark = [since(14, "abort hooks"), beyond_gloo("it calls none")]
 
@@ -119,7 +119,7 @@ def test_no_lock_is_held():
     group.set_timeout(timedelta(seconds=0.3))
     if dist.get_rank() == 0:
         receive(group)
-        eventually(lambda: len(seen) == 3)
+        until(lambda: len(seen) == 3)
         assert seen[0] == 1 and "imed out" in seen[1] and seen[2] is False, seen
         say("failed")
     else:
@@ -174,9 +174,9 @@ def test_time_is_up(call, nobody_waits):
     group.register_abort_hook(7, hook)
     held.append(call(group))
     if nobody_waits:
-        eventually(lambda: seen)
+        until(lambda: seen)
         assert seen == [False]
-        eventually(held[0].is_completed)  # polled: this thread has Python's lock
+        until(held[0].is_completed)  # polled: this thread has Python's lock
     with pytest.raises(RuntimeError, match=r"(?i)timed out"):
         held[0].wait()
     with pytest.raises(RuntimeError, match=r"(?i)timed out"):

@@ -15,7 +15,8 @@ from backend import BACKEND, TORCH, backend_of, beyond_gloo, since
 from on_ranks import on_ranks
 from oracle import assert_alike, assert_same
 from own_threads import thread_names
-from words import await_word, eventually, say
+from suite_rules import until
+from words import await_word, say
 from world import Worlds, here, init_group
 
 
@@ -61,7 +62,7 @@ def destroyed_after_a_pooled_thread():
     began = time.monotonic()
     assert pool_threads() > 0
     dist.destroy_process_group()
-    eventually(lambda: pool_threads() == 0)
+    until(lambda: pool_threads() == 0)
     return time.monotonic() - began
 
 

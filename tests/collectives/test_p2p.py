@@ -6,7 +6,8 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from on_ranks import on_ranks
 from oracle import assert_same, sample
-from words import await_word, eventually, say
+from suite_rules import until
+from words import await_word, say
 
 import fastcoll
 
@@ -250,7 +251,7 @@ def test_ends_unattended(count, shared):
     mine = dist.get_rank()
     work = dist.irecv(tensor.zero_(), 0) if mine else dist.isend(tensor.fill_(3.0), 1)
     work.get_future().then(lambda _: done.append(True))
-    eventually(lambda: done)
+    until(lambda: done)
     assert_same(tensor, torch.full((count,), 3.0))
 
 

@@ -12,8 +12,9 @@ from backend import IS_GLOO, TORCH, beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
 from on_ranks import on_ranks
 from oracle import assert_same
+from suite_rules import until
 from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
-from words import await_word, eventually, say
+from words import await_word, say
 
 PATIENCE = 20.0
 
@@ -46,7 +47,7 @@ def test_nobody_waits_after_waits():
     for _ in range(9):
         dist.all_reduce(tensor, async_op=True).wait()
     work = dist.all_reduce(tensor, async_op=True)
-    eventually(work.is_completed)
+    until(work.is_completed)
     assert_same(tensor, torch.full((3,), 2.0**10))
     dist.barrier()
 
@@ -115,7 +116,7 @@ def test_wait_lets_other_threads_run():
 def test_dropped_handle():
     tensor = torch.ones(50_000)
     dist.all_reduce(tensor, async_op=True)
-    eventually(lambda: tensor.min() == dist.get_world_size() == tensor.max())
+    until(lambda: tensor.min() == dist.get_world_size() == tensor.max())
 
 
 @on_ranks(2)
@@ -153,7 +154,7 @@ def test_life(name):
         time.sleep(0.05)
     runner = Runner(Case(name, shape=(4,), async_op=True))
     work = runner.work
-    eventually(work.is_completed)  # without a wait
+    until(work.is_completed)  # without a wait
     assert work.is_success()
     assert IS_GLOO or work.get_future_result().wait() == 0  # WorkResult::SUCCESS
     assert TORCH < (2, 13) or work.exception() is None  # 2.11 has no Python type for it

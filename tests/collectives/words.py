@@ -1,9 +1,7 @@
 """How ranks wait beside the group under test: for words of others, which are files of a call's scratch directory."""
 
 import time
-from collections.abc import Callable
 
-from suite_rules import bound
 from world import here
 
 
@@ -15,12 +13,4 @@ def say(word: str) -> None:
 def await_word(word: str) -> None:
     """Wait until a rank has said so; the call's deadline bounds it."""
     while not (here().scratch / word).exists():
-        time.sleep(0.002)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until a condition of this rank holds."""
-    end = time.monotonic() + bound(20)
-    while not condition():
-        assert time.monotonic() < end, "never happened"
         time.sleep(0.002)

@@ -12,9 +12,9 @@ import recording_device
 import torch
 import torch.distributed as dist
 from device_calls import all_reduce
-from device_ranks import called, fault_of, has_failed, inject, until
+from device_ranks import called, fault_of, has_failed, inject
 from on_ranks import on_ranks
-from suite_rules import bound
+from suite_rules import bound, until
 
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.nccl_life import ABORT_SECONDS

@@ -8,10 +8,10 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import since
-from device_ranks import fault_of, has_failed, inject, until
+from device_ranks import fault_of, has_failed, inject
 from fault_list import plays
 from on_ranks import on_ranks
-from suite_rules import bound
+from suite_rules import bound, until
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 pytestmark = on_ranks(2, world="nccl_world", fresh=True)

@@ -6,8 +6,8 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
-from device_ranks import until
 from on_ranks import on_ranks
+from suite_rules import until
 from torch._C._distributed_c10d import ErrorType
 from torch.distributed.distributed_c10d import _coalescing_manager
 from world import here

@@ -80,5 +80,4 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("switches_seen", &switchesSeen);
   module.def("most_at_once", &mostAtOnce);
   module.attr("DEVICES") = kDevices;
-  module.attr("POOL_SIZE") = kPoolSize;
 }

@@ -20,14 +20,6 @@ __attribute__((visibility("default"))) void recordingDeviceAccess(void* stream, 
   Recorder::get().launch(index, what, {{recording::Footprint(begin, begin + bytes), write != 0}});
 }
 
-// The native handle of the calling thread's current stream, on its current device if `device` is
-// negative; null for a device that does not exist.
-__attribute__((visibility("default"))) void* recordingDeviceCurrentStream(int device) {
-  if (device >= recording::kDevices) return nullptr;
-  const auto stream = device < 0 ? recording::currentStream() : recording::currentStream(device);
-  return recording::handleOf(stream);
-}
-
 // The index of the device whose memory this is; -1 for other memory.
 __attribute__((visibility("default"))) int recordingDeviceOf(const void* address) {
   return Recorder::get().deviceOf(address);
