@@ -5,7 +5,7 @@
 #include <immintrin.h>  // before the push: these functions carry their own targets
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
-#pragma GCC optimize("O3", "fp-contract=off", "no-exceptions")
+#include "reduce/optimize.inl"
 #pragma GCC target("avx2,f16c")
 #include <immintrin.h>
 #endif

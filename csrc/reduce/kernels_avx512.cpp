@@ -6,7 +6,7 @@
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c"))), \
                              apply_to = function)
 #else
-#pragma GCC optimize("O3", "fp-contract=off", "no-exceptions")
+#include "reduce/optimize.inl"
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c")
 #include <immintrin.h>
 #endif

@@ -1,7 +1,5 @@
 // The kernels for any CPU: 16-byte vectors, which are SSE2 on x86-64 and NEON on aarch64.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "fp-contract=off", "no-exceptions")
-#endif
+#include "reduce/optimize.inl"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>

@@ -10,6 +10,7 @@ CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}
 EFFORT=${EFFORT:-1}
 SOURCES=$(ls csrc/{base,trace,shm,reduce,group}/*.cpp csrc/cpu/*.cpp csrc/cpu/*/*.cpp tests/cpp/stress*.cpp)
+REDUCE=$(ls csrc/reduce/*.cpp csrc/base/dtype.cpp tests/cpp/reduce_test.cpp)
 TRACE=$(ls csrc/base/*.cpp csrc/trace/*.cpp tests/cpp/trace_test.cpp)
 
 flags() {
@@ -61,13 +62,14 @@ for way in "${WAYS[@]}"; do
   build "$way" stress $SOURCES
   case $way in
     plain)
+      build plain reduce_test $REDUCE
+      run build/sanitize-plain/reduce_test
       run build/sanitize-plain/stress --effort "$EFFORT"
       run build/sanitize-plain/stress --processes --effort "$EFFORT"
       ;;
     address)
-      build address reduce_test tests/cpp/reduce_test.cpp csrc/reduce/{reduce,kernels_baseline,kernels_avx2,kernels_avx512}.cpp \
-        csrc/base/dtype.cpp
-      run build/sanitize-address/reduce_test
+      build address reduce_test $REDUCE
+      run build/sanitize-address/reduce_test --few
       build address ring_stores_test tests/cpp/ring_stores_test.cpp csrc/shm/ring_stores.cpp
       run build/sanitize-address/ring_stores_test
       build address pair_cells_test tests/cpp/pair_cells_test.cpp
