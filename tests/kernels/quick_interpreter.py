@@ -1,8 +1,8 @@
-"""Triton's interpreter, four times faster, for several threads and kinder to other ranks, for processes that only test.
+"""Triton's interpreter for processes that only run tests: four times faster, and usable from several threads.
 
-It patches the whole language module at each call of a device function, which takes 1.7 ms, and checks each integer
-operation for overflow. Once is enough for the first; the second a GPU does not do either. After a kernel it takes the
-patches back, even if another thread is in a kernel, as one that waits may be. Here they stay.
+Triton patches its language module at each call of a device function, which takes 1.7 ms. Here it does so once for
+each function. Triton removes the patches when a kernel ends, even while another thread runs a kernel. Here they stay.
+Triton checks each integer operation for overflow, which no GPU does. Here it does not. Polls give way to other ranks.
 """
 
 import dataclasses
