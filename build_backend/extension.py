@@ -1,9 +1,11 @@
 """Compiles the extension ``fastcoll._C`` with ninja.
 
-The headers of torch and of the standard library take most of the time. Each of these two sets is compiled once, into a
-precompiled header; torch's is only for the sources that include it. Sources that include nothing of torch are compiled
-without a path to torch. ``make sanitize`` compiles the lower layers of docs/project/architecture.md the same way, so a
-wrong include fails.
+A user's build joins the sources of a folder to one unit, because each unit parses the headers again, which takes most
+of the time. ``FASTCOLL_UNITY=0`` compiles them one by one, for developers: a change then compiles one file. There the
+headers of torch, and those of the standard library, are compiled once, into a precompiled header.
+
+Sources outside of ``TORCH`` are compiled without a path to torch. ``make sanitize`` compiles the lower layers of
+docs/project/architecture.md the same way, so a wrong include fails.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import os
 import re
 import subprocess
 import sysconfig
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -20,64 +23,63 @@ import toolchain
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-__all__ = ["BuildExtension", "Sources", "TorchExtension"]
+__all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "one_by_one", "units"]
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH_HEADERS = "csrc/torch_headers.hpp"
-STANDARD_HEADERS = "csrc/standard_headers.hpp"
 
-_INCLUDE = re.compile(
-    r'^\s*#\s*include\s+(?:"([^"]+)"|<((?:ATen|c10|pybind11|torch)/[^>]+)>)', re.M
-)
+TORCH = ("csrc", "csrc/bindings", "csrc/calls", "csrc/cuda", "csrc/network", "csrc/torch")
+"""The folders whose sources may include torch."""
+
+ALONE = ("csrc/reduce",)
+"""The folders whose sources are never joined: each sets an instruction set for all that follows in its unit."""
+
+SEVERAL = {"csrc/bindings": 2}
+"""The folders that are joined to more than one unit, which are compiled at the same time."""
+
+HEADERS = {True: "csrc/torch_headers.hpp", False: "csrc/standard_headers.hpp"}
+"""What is precompiled for sources that are compiled one by one: with torch, and without."""
 
 
-@dataclass
-class Sources:
-    """The sources below csrc/, sorted by the headers that they include directly or through csrc/.
+@dataclass(frozen=True)
+class Unit:
+    """What one run of the compiler compiles.
 
     Attributes:
-        plain: Include nothing of torch.
-        light: Include only c10, whose headers are short.
-        heavy: Include ATen, pybind11 or torch: compiled with the precompiled header.
+        name: Path of the object below the build folder, without its suffix.
+        sources: Paths relative to the root; several are joined by a file that includes them.
+        torch: Whether they may include torch.
+        header: The precompiled header, or "".
     """
 
-    plain: list[str] = field(default_factory=list)
-    light: list[str] = field(default_factory=list)
-    heavy: list[str] = field(default_factory=list)
+    name: str
+    sources: tuple[str, ...]
+    torch: bool
+    header: str = ""
 
-    @classmethod
-    def below(cls, root: Path) -> Sources:
-        """Sorts the sources below ``root``/csrc; paths are relative to ``root``."""
-        folder = root / "csrc"
-        found: dict[Path, frozenset[str]] = {}
 
-        def torch_of(path: Path) -> frozenset[str]:
-            if path not in found:
-                found[path] = frozenset()  # for headers that include each other
-                torch: set[str] = set()
-                for own, outer in _INCLUDE.findall(path.read_text()):
-                    if outer:
-                        torch.add(outer.split("/")[0])
-                        continue
-                    for place in (folder / own, path.parent / own):
-                        if place.exists():
-                            torch |= torch_of(place.resolve())
-                            break
-                found[path] = frozenset(torch)
-            return found[path]
+def joined() -> bool:
+    """Returns whether the sources of a folder are joined: unless FASTCOLL_UNITY is 0."""
+    return os.environ.get("FASTCOLL_UNITY", "1") != "0"
 
-        sources = cls()
-        for path in sorted(folder.rglob("*.cpp")):
-            torch = torch_of(path.resolve())
-            kind = (
-                sources.plain if not torch else sources.light if torch == {"c10"} else sources.heavy
-            )
-            kind.append(str(path.relative_to(root)))
-        return sources
 
-    def all(self) -> list[str]:
-        """Returns all sources."""
-        return sorted(self.plain + self.light + self.heavy)
+def units(root: Path, join: bool) -> list[Unit]:
+    """Returns the units of the sources below ``root``/csrc, those that take longest first."""
+    folders: dict[str, list[str]] = {}
+    for path in sorted((root / "csrc").rglob("*.cpp")):
+        source = path.relative_to(root)
+        folders.setdefault(str(source.parent), []).append(str(source))
+    made = []
+    for folder, sources in folders.items():
+        torch = folder in TORCH
+        if not join or folder in ALONE:
+            header = "" if join else HEADERS[torch]
+            made += [Unit(one.removesuffix(".cpp"), (one,), torch, header) for one in sources]
+            continue
+        count = SEVERAL.get(folder, 1)
+        for part in range(count):
+            name = f"{folder}/joined{part if count > 1 else ''}"
+            made.append(Unit(name, tuple(sources[part::count]), torch))
+    return sorted(made, key=lambda unit: not unit.torch)
 
 
 class TorchExtension(Extension):
@@ -87,10 +89,9 @@ class TorchExtension(Extension):
         from torch.utils.cpp_extension import include_paths, library_paths
 
         self.torch_headers = include_paths()
-        self.kinds = Sources.below(ROOT)
         super().__init__(
             name,
-            sources=self.kinds.all(),
+            sources=[source for unit in units(ROOT, join=False) for source in unit.sources],
             define_macros=list(macros.items()),
             library_dirs=library_paths(),
             libraries=["c10", "torch", "torch_cpu", "torch_python"],
@@ -112,75 +113,79 @@ class BuildExtension(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         target = Path(self.get_ext_fullpath(extension.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        (folder / "build.ninja").write_text(ninja_file(extension, folder, target))
+        write(folder / "build.ninja", "".join(f"{x}\n" for x in ninja_file(extension, folder, target)))
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         command = ["ninja", "-C", str(folder), "-j", jobs]
         subprocess.run([*command, *([] if self.verbose > 1 else ["--quiet"])], check=True)
 
 
-def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> str:
-    """Returns the text of the ninja file that compiles into ``folder`` and links to ``target``."""
-    macros = [f'-D{name}="{value}"' for name, value in extension.define_macros]
+def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterator[str]:
+    """Yields the lines of the ninja file that compiles into ``folder`` and links to ``target``."""
     python = [
         f"-I{path}" for path in dict.fromkeys(map(sysconfig.get_path, ("include", "platinclude")))
     ]
-    # torch's headers are system headers, so they give no warnings.
-    torch = [flag for path in extension.torch_headers for flag in ("-isystem", path)]
-    # Without this, a new compiler or torch in the place of the old one would change no command.
-    made_by = f"torch {metadata.version('torch')}, {toolchain.compiler_version()}"
     plain = [
-        *["-std=c++20", "-O3", "-g1", "-DNDEBUG", "-fPIC", "-fwrapv", "-fvisibility=hidden"],
-        *["-Wall", "-Wextra", "-Wno-unused-parameter", f"-I{ROOT / 'csrc'}", *macros],
-        f'-DFASTCOLL_MADE_BY="{made_by}"',
+        *["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fPIC", "-fwrapv", "-fvisibility=hidden"],
+        *["-Wall", "-Wextra", "-Wno-unused-parameter", f"-I{ROOT / 'csrc'}"],
     ]
-    light = [*plain, *torch]
-    heavy = [
-        *[*light, *python, "-DFMT_HEADER_ONLY=1", "-DTORCH_API_INCLUDE_EXTENSION_H"],
+    torch = [
+        *plain,
+        # torch's headers are system headers, so they give no warnings.
+        *[flag for path in extension.torch_headers for flag in ("-isystem", path)],
+        *[*python, "-DFMT_HEADER_ONLY=1", "-DTORCH_API_INCLUDE_EXTENSION_H"],
         f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
+        *[f'-D{name}="{value}"' for name, value in extension.define_macros],
     ]
-    compiler = os.environ.get("CXX") or "c++"
     own = os.environ.get("CXXFLAGS", "")
-    lines = [
-        "ninja_required_version = 1.5",
-        f"cxx = {compiler}",
-        f"plain = {_joined(plain)} {own}",
-        f"light = {_joined(light)} {own}",
-        f"heavy = {_joined(heavy)} {own}",
-        *_rule("compile", "$cxx -MMD -MF $out.d $flags -c $in -o $out", "CXX $in"),
-        *_rule("precompile", "$cxx -MMD -MF $out.d $flags -x c++-header $in -o $out", "PCH $in"),
-        "rule link",
-        "  command = $cxx -shared $in -o $out $libraries",
-        "  description = LINK $out",
-    ]
-    objects = []
-    for flags, header, sources in (
-        ("$heavy", TORCH_HEADERS, extension.kinds.heavy),
-        ("$light", "", extension.kinds.light),
-        ("$plain", STANDARD_HEADERS, extension.kinds.plain),
-    ):
-        needs = ""
-        if header:
-            precompiled = _path(f"{folder / header}.gch")
-            lines += [
-                f"build {precompiled}: precompile {_path(ROOT / header)}",
-                f"  flags = {flags}",
-            ]
-            needs = f" | {precompiled}"
-            flags += " -Winvalid-pch " + _joined(["-include", str(folder / header)])
-        for source in sources:
-            made = _path((folder / source).with_suffix(".o"))
-            lines += [f"build {made}: compile {_path(ROOT / source)}{needs}", f"  flags = {flags}"]
-            objects.append(made)
+    # Another compiler or torch in the place of the old one changes no command, so each is written to a file on which
+    # the objects depend.
+    write(folder / "compiler", toolchain.compiler_version())
+    write(folder / "torch", metadata.version("torch"))
+    yield "ninja_required_version = 1.5"
+    yield f"cxx = {os.environ.get('CXX') or 'c++'}"
+    yield f"plain = {_joined(plain)} {own}"
+    yield f"torch = {_joined(torch)} {own}"
+    yield from _rule("compile", "$cxx -MMD -MF $out.d $flags -c $in -o $out", "CXX $name")
+    yield from _rule("precompile", "$cxx -MMD -MF $out.d $flags -x c++-header $in -o $out", "PCH $in")
+    yield "rule link"
+    yield "  command = $cxx -shared $in -o $out $libraries"
+    yield "  description = LINK $out"
+    objects, precompiled = [], set()
+    for unit in units(ROOT, joined()):
+        flags = "$torch" if unit.torch else "$plain"
+        needs = " | compiler" + (" torch" if unit.torch else "")
+        if unit.header:
+            header = _path(f"{folder / unit.header}.gch")
+            if header not in precompiled:
+                precompiled.add(header)
+                yield f"build {header}: precompile {_path(ROOT / unit.header)}{needs}"
+                yield f"  flags = {flags}"
+            needs += f" {header}"
+            flags += " -Winvalid-pch " + _joined(["-include", str(folder / unit.header)])
+        source = ROOT / unit.sources[0]
+        if len(unit.sources) > 1:
+            source = folder / f"{unit.name}.cpp"
+            write(source, "".join(f'#include "{ROOT / one}"\n' for one in unit.sources))
+        made = _path(folder / f"{unit.name}.o")
+        yield f"build {made}: compile {_path(source)}{needs}"
+        yield f"  flags = {flags}"
+        yield f"  name = {unit.name}"
+        objects.append(made)
     libraries = [
         *[f"-L{path}" for path in extension.library_dirs],
         *[f"-l{name}" for name in extension.libraries],
+        *extension.extra_link_args,
     ]
-    lines += [
-        f"build {_path(target)}: link {' '.join(objects)}",
-        f"  libraries = {os.environ.get('LDFLAGS', '')} {_joined([*libraries, *extension.extra_link_args])}",
-        f"default {_path(target)}",
-    ]
-    return "\n".join(lines) + "\n"
+    yield f"build {_path(target)}: link {' '.join(objects)}"
+    yield f"  libraries = {os.environ.get('LDFLAGS', '')} {_joined(libraries)}"
+    yield f"default {_path(target)}"
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file, unless it has this text: so it gets no new time."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def _rule(name: str, command: str, description: str) -> list[str]:

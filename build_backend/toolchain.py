@@ -14,13 +14,13 @@ __all__ = ["compiler_version", "failure", "problem"]
 _DEBIAN = "on Debian and Ubuntu `apt-get install {}`"
 
 
-def _compiler() -> str:
-    return (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]  # as torch chooses it
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]  # as torch chooses it
 
 
 def problem() -> str:
     """Returns the error about a tool that is not installed, or ""."""
-    compiler = _compiler()
+    compiler = _compiler()[0]
     if shutil.which(compiler) is None:
         return (
             f"fastcoll is compiled from C++, and there is no compiler `{compiler}` here: install one "
@@ -43,8 +43,9 @@ def problem() -> str:
 
 def compiler_version() -> str:
     """Returns the first line of the compiler's ``--version``."""
-    answer = subprocess.run([_compiler(), "--version"], capture_output=True, text=True)
-    return (answer.stdout.splitlines() or [_compiler()])[0]
+    command = _compiler()  # all of it: the first word may be ccache, whose version says nothing
+    answer = subprocess.run([*command, "--version"], capture_output=True, text=True)
+    return (answer.stdout.splitlines() or command)[0]
 
 
 def failure() -> str:

@@ -9,8 +9,6 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kSuccess = 0;
-constexpr int kInProgress = 7;
 constexpr std::chrono::milliseconds kCalls{500};
 
 void* handleOf(const NcclCalls& calls) {
@@ -104,7 +102,7 @@ std::string Communicators::asyncError() {
   for (const One& one : all) {
     const NcclFunctions& nccl = one.calls->functions();
     const int status = nccl.statusOf(one.calls->communicator());
-    if (status == kSuccess || status == kInProgress) continue;
+    if (status == kNcclSuccess || status == kNcclInProgress) continue;
     return concat("NCCL reported an error on communicator ", one.name, ": ",
                   nccl.getErrorString(status), " (status ", status,
                   "). Set NCCL_DEBUG=WARN for details.");

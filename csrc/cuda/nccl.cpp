@@ -18,9 +18,6 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kSuccess = 0;
-constexpr int kInProgress = 7;
-
 // ncclScalarResidence_t.
 constexpr int kOnDevice = 0;
 constexpr int kOnHost = 1;
@@ -133,9 +130,9 @@ std::string NcclFunctions::describe(int status) const {
 
 int NcclFunctions::statusOf(std::uintptr_t communicator) const {
   const std::lock_guard<std::mutex> asking(asking_);
-  int status = kSuccess;
+  int status = kNcclSuccess;
   const int asked = commGetAsyncError(reinterpret_cast<void*>(communicator), &status);
-  return asked == kSuccess ? status : asked;
+  return asked == kNcclSuccess ? status : asked;
 }
 
 // --- calls ---------------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class NcclCalls::Operations {
     int op = 0;
     const int status = calls_.functions_->createPreMulSum(&op, address, type,
                                                           there ? kOnDevice : kOnHost, handle());
-    if (status != kSuccess) throw Error(ErrorKind::Backend, calls_.functions_->describe(status));
+    if (status != kNcclSuccess) throw Error(ErrorKind::Backend, calls_.functions_->describe(status));
     made_.push_back(op);
     return op;
   }
@@ -199,16 +196,16 @@ void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t
   if (all.size() == 1) return finish(call(all[0], on));
   throwIfEnded();
   const int begun = functions_->groupStart();
-  if (begun != kSuccess) throw Error(ErrorKind::Backend, functions_->describe(begun));
-  int failed = kSuccess;
+  if (begun != kNcclSuccess) throw Error(ErrorKind::Backend, functions_->describe(begun));
+  int failed = kNcclSuccess;
   for (const Prepared& one : all) {
     const int status = call(one, on);
-    if (status != kSuccess && status != kInProgress) {
+    if (status != kNcclSuccess && status != kNcclInProgress) {
       failed = status;
       break;
     }
   }
-  if (failed == kSuccess) return finish(functions_->groupEnd());
+  if (failed == kNcclSuccess) return finish(functions_->groupEnd());
   const std::string text = functions_->describe(failed);
   functions_->groupEnd();  // which drops the group
   throwIfEnded();
@@ -280,7 +277,7 @@ int NcclCalls::call(const Prepared& one, void* stream) const {
       const std::size_t first = one.inTwo ? firstWhole(one.count, one.itemSize) : one.count;
       if (first == 0 || first == one.count) return reduction(one.in, one.out, one.count);
       const int status = reduction(one.in, one.out, first);
-      if (status != kSuccess) return status;
+      if (status != kNcclSuccess) return status;
       const std::size_t at = first * one.itemSize;
       return reduction(static_cast<const char*>(one.in) + at, static_cast<char*>(one.out) + at,
                        one.count - first);
@@ -298,13 +295,13 @@ int NcclCalls::call(const Prepared& one, void* stream) const {
 
 /// Waits for a call, or a group of them, that NCCL continues after returning.
 void NcclCalls::finish(int status) const {
-  if (status == kSuccess) return;
+  if (status == kNcclSuccess) return;
   auto pause = std::chrono::microseconds(100);
   const auto end = std::chrono::steady_clock::now() + patience_;
-  while (status == kInProgress) {
+  while (status == kNcclInProgress) {
     throwIfEnded();
     status = functions_->statusOf(communicator_);
-    if (status != kInProgress) break;
+    if (status != kNcclInProgress) break;
     if (std::chrono::steady_clock::now() >= end) {
       throw Error(
           ErrorKind::Timeout,
@@ -314,7 +311,7 @@ void NcclCalls::finish(int status) const {
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::microseconds(20000));
   }
-  if (status == kSuccess) return;
+  if (status == kNcclSuccess) return;
   throwIfEnded();
   throw Error(ErrorKind::Backend, functions_->describe(status));
 }

@@ -43,6 +43,10 @@ namespace fastcoll {
   X(const char*, getErrorString, "ncclGetErrorString", (int status))                           \
   X(const char*, getLastError, "ncclGetLastError", (void* comm))
 
+/// ncclResult_t.
+constexpr int kNcclSuccess = 0;
+constexpr int kNcclInProgress = 7;
+
 /// Functions of the library that CuPy has loaded.
 struct NcclFunctions {
   /// `addressOf`: returns a function's address by its name, or 0. `version`: as ncclGetVersion

@@ -16,11 +16,6 @@
 namespace fastcoll {
 namespace {
 
-constexpr std::size_t kChunks = 8;
-constexpr std::size_t kLeastChunk = 512 * 1024;
-// Chunks that a leader sends, or awaits, at once.
-constexpr std::size_t kAhead = 3;
-
 std::size_t nothing(int) {
   return 0;
 }
@@ -59,6 +54,11 @@ class HierarchicalBroadcast : HostPipeline {
   }
 
  private:
+  static constexpr std::size_t kChunks = 8;
+  static constexpr std::size_t kLeastChunk = 512 * 1024;
+  // Chunks that a leader sends, or awaits, at once.
+  static constexpr std::size_t kAhead = 3;
+
   bool atRoot() const { return here_ == rootHost_; }
   /// Whether this rank is the leader of a host in the chain.
   bool isLink() const { return leads() && algorithm_ == HostBroadcast::Chain; }

@@ -17,9 +17,6 @@
 namespace fastcoll {
 namespace {
 
-// Bytes of a chunk if no host has a segment to go through.
-constexpr std::size_t kLongestChunk = std::size_t{4} << 20;
-
 class HierarchicalExchange : HostPipeline {
  public:
   HierarchicalExchange(MultiHost& multiHost, const Request& request)
@@ -45,6 +42,9 @@ class HierarchicalExchange : HostPipeline {
   }
 
  private:
+  // Bytes of a chunk if no host has a segment to go through.
+  static constexpr std::size_t kLongestChunk = std::size_t{4} << 20;
+
   /// Adds the messages of this rank that are in no block.
   void addLong() {
     for (int step = 1; step < hosts_.count() && !blocks_.isShared(); ++step) {

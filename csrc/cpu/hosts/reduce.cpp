@@ -22,13 +22,6 @@
 namespace fastcoll {
 namespace {
 
-// A message is cut into at least kChunks chunks, to be in several phases at once. But no chunk has
-// less than kLeastPiece for a host.
-constexpr std::size_t kChunks = 8;
-constexpr std::size_t kLeastPiece = 256 * 1024;
-// Longest chunk if no host has a segment to go through.
-constexpr std::size_t kLongestChunk = std::size_t{2} << 20;
-
 class HierarchicalReduce : HostPipeline {
  public:
   HierarchicalReduce(MultiHost& multiHost, const Request& request)
@@ -56,6 +49,13 @@ class HierarchicalReduce : HostPipeline {
   }
 
  private:
+  // A message is cut into at least kChunks chunks, to be in several phases at once. But no chunk
+  // has less than kLeastPiece for a host.
+  static constexpr std::size_t kChunks = 8;
+  static constexpr std::size_t kLeastPiece = 256 * 1024;
+  // Longest chunk if no host has a segment to go through.
+  static constexpr std::size_t kLongestChunk = std::size_t{2} << 20;
+
   std::size_t lag() const { return oneStep_ ? 1 : 2; }
   bool takesOneStep() const {
     const std::size_t bytes = request_.in[0].bytes();
