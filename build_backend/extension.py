@@ -4,7 +4,7 @@ A user's build joins the sources of a folder to one unit, because each unit pars
 of the time. ``FASTCOLL_UNITY=0`` compiles them one by one, for developers: a change then compiles one file. There the
 headers of torch, and those of the standard library, are compiled once, into a precompiled header.
 
-Sources outside of ``TORCH`` are compiled without a path to torch. ``make sanitize`` compiles the lower layers of
+Sources that may not include torch are compiled without a path to it. ``make sanitize`` compiles the lower layers of
 docs/project/architecture.md the same way, so a wrong include fails.
 """
 
@@ -27,14 +27,21 @@ __all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "one_by_one", "
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TORCH = ("csrc", "csrc/bindings", "csrc/calls", "csrc/cuda", "csrc/network", "csrc/torch")
-"""The folders whose sources may include torch."""
+JOINED = {
+    "bindings_a_m": (True, ("csrc/bindings/[a-m]*",)),
+    "bindings_n_z": (True, ("csrc/bindings/[n-z]*",)),
+    "doors": (True, ("csrc/*", "csrc/calls/*")),
+    "torch": (True, ("csrc/network/*", "csrc/torch/*")),
+    "cuda": (True, ("csrc/cuda/*",)),
+    "cpu": (False, ("csrc/cpu/*", "csrc/cpu/algorithms/*")),
+    "hosts": (False, ("csrc/cpu/hosts/*",)),
+    "point_to_point": (False, ("csrc/cpu/point_to_point/*",)),
+    "lower": (False, ("csrc/base/*", "csrc/group/*", "csrc/shm/*", "csrc/trace/*")),
+}
+"""The sources that are joined to a unit, and whether they may include torch. pybind11 is parsed in two units.
 
-ALONE = ("csrc/reduce",)
-"""The folders whose sources are never joined: each sets an instruction set for all that follows in its unit."""
-
-SEVERAL = {"csrc/bindings": 2}
-"""The folders that are joined to more than one unit, which are compiled at the same time."""
+The others, of csrc/reduce, are compiled one by one: each sets an instruction set for all that follows.
+"""
 
 HEADERS = {True: "csrc/torch_headers.hpp", False: "csrc/standard_headers.hpp"}
 """What is precompiled for sources that are compiled one by one: with torch, and without."""
@@ -63,23 +70,18 @@ def joined() -> bool:
 
 
 def units(root: Path, join: bool) -> list[Unit]:
-    """Returns the units of the sources below ``root``/csrc, those that take longest first."""
-    folders: dict[str, list[str]] = {}
-    for path in sorted((root / "csrc").rglob("*.cpp")):
-        source = path.relative_to(root)
-        folders.setdefault(str(source.parent), []).append(str(source))
+    """Returns the units of the sources below ``root``/csrc."""
     made = []
-    for folder, sources in folders.items():
-        torch = folder in TORCH
-        if not join or folder in ALONE:
-            header = "" if join else HEADERS[torch]
-            made += [Unit(one.removesuffix(".cpp"), (one,), torch, header) for one in sources]
-            continue
-        count = SEVERAL.get(folder, 1)
-        for part in range(count):
-            name = f"{folder}/joined{part if count > 1 else ''}"
-            made.append(Unit(name, tuple(sources[part::count]), torch))
-    return sorted(made, key=lambda unit: not unit.torch)
+    rest = {path.relative_to(root) for path in (root / "csrc").rglob("*.cpp")}
+    for name, (torch, patterns) in JOINED.items():
+        found = sorted(rest & {one.relative_to(root) for p in patterns for one in root.glob(p)})
+        rest -= set(found)
+        if join:
+            made.append(Unit(f"csrc/{name}", tuple(map(str, found)), torch))
+        else:
+            made += [Unit(str(one.with_suffix("")), (str(one),), torch, HEADERS[torch]) for one in found]
+    header = "" if join else HEADERS[False]
+    return made + [Unit(str(one.with_suffix("")), (str(one),), False, header) for one in sorted(rest)]
 
 
 class TorchExtension(Extension):

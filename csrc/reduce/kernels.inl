@@ -30,6 +30,10 @@
 namespace fastcoll {
 namespace {
 
+// Kernels take long to compile. So AVX-512 has the sums only, and reduce.cpp takes the others from
+// AVX2's table.
+constexpr bool kSumsOnly = FASTCOLL_VECTOR_BYTES == 64;
+
 // clang-format off: each file uses the files before it
 #include "reduce/lanes.inl"
 #include "reduce/float_formats.inl"
@@ -43,53 +47,47 @@ template <class Format, bool kComplex>
 ReduceFn floatKernel(ReduceOp op) {
   using Lane = typename Format::Lane;
   constexpr std::size_t kElement = Format::kElement * (kComplex ? 2 : 1);
-  switch (op) {
-    case ReduceOp::Sum:
-      return kernel<FloatKernel<Format, Sum<Lane>>, kElement>;
-    case ReduceOp::Avg:
-      return averageKernel<Format, kElement>;
-    case ReduceOp::PreMulSum:
-      return kernel<FloatKernel<Format, PreMulSum<Lane>>, kElement>;
-    case ReduceOp::Product:
-      if constexpr (kComplex) {
+  if (op == ReduceOp::Sum) return kernel<FloatKernel<Format, Sum<Lane>>, kElement>;
+  if (op == ReduceOp::Avg) return averageKernel<Format, kElement>;
+  if constexpr (!kSumsOnly) {
+    if (op == ReduceOp::PreMulSum) return kernel<FloatKernel<Format, PreMulSum<Lane>>, kElement>;
+    if constexpr (kComplex) {
+      if (op == ReduceOp::Product)
         return kernel<FloatKernel<Format, ComplexProduct<Lane>>, kElement>;
-      } else {
-        return kernel<FloatKernel<Format, Product<Lane>>, kElement>;
-      }
-    case ReduceOp::Min:
-      if constexpr (!kComplex) return kernel<FloatKernel<Format, Min<Lane>>, kElement>;
-      return nullptr;
-    case ReduceOp::Max:
-      if constexpr (!kComplex) return kernel<FloatKernel<Format, Max<Lane>>, kElement>;
-      return nullptr;
-    default:
-      return nullptr;
+    } else {
+      if (op == ReduceOp::Product) return kernel<FloatKernel<Format, Product<Lane>>, kElement>;
+      if (op == ReduceOp::Min) return kernel<FloatKernel<Format, Min<Lane>>, kElement>;
+      if (op == ReduceOp::Max) return kernel<FloatKernel<Format, Max<Lane>>, kElement>;
+    }
   }
+  return nullptr;
 }
 
 template <class T>
 ReduceFn integerKernel(ReduceOp op) {
   using Bits = typename Lanes<T>::Bits;  // sums and products wrap around; signed T shares them
-  switch (op) {
-    case ReduceOp::Sum:
-      return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;
-    case ReduceOp::Avg:
-      return integerAverage<T>;
-    case ReduceOp::Product:
-      return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
-    case ReduceOp::Min:
-      return kernel<IntegerKernel<T, Lower>, sizeof(T)>;
-    case ReduceOp::Max:
-      return kernel<IntegerKernel<T, Higher>, sizeof(T)>;
-    case ReduceOp::BitAnd:
-      return kernel<IntegerKernel<std::uint64_t, And>, sizeof(T)>;
-    case ReduceOp::BitOr:
-      return kernel<IntegerKernel<std::uint64_t, Or>, sizeof(T)>;
-    case ReduceOp::BitXor:
-      return kernel<IntegerKernel<std::uint64_t, Xor>, sizeof(T)>;
-    default:
-      return nullptr;
+  if (op == ReduceOp::Sum) return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;
+  if constexpr (!kSumsOnly) {
+    switch (op) {
+      case ReduceOp::Avg:
+        return integerAverage<T>;
+      case ReduceOp::Product:
+        return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
+      case ReduceOp::Min:
+        return kernel<IntegerKernel<T, Lower>, sizeof(T)>;
+      case ReduceOp::Max:
+        return kernel<IntegerKernel<T, Higher>, sizeof(T)>;
+      case ReduceOp::BitAnd:
+        return kernel<IntegerKernel<std::uint64_t, And>, sizeof(T)>;
+      case ReduceOp::BitOr:
+        return kernel<IntegerKernel<std::uint64_t, Or>, sizeof(T)>;
+      case ReduceOp::BitXor:
+        return kernel<IntegerKernel<std::uint64_t, Xor>, sizeof(T)>;
+      default:
+        break;
+    }
   }
+  return nullptr;
 }
 
 ReduceFn boolKernel(ReduceOp op) {
@@ -128,7 +126,8 @@ ReduceFn reductionOf(DType dtype, ReduceOp op) noexcept {
     case DType::Int64:
       return integerKernel<std::int64_t>(op);
     case DType::Bool:
-      return boolKernel(op);
+      if constexpr (!kSumsOnly) return boolKernel(op);
+      return nullptr;
     case DType::Float16:
       return floatKernel<Float16, false>(op);
     case DType::BFloat16:

@@ -2,6 +2,11 @@
 // AVX-512 and NEON, and floating-point operations keep the order in which they are written.
 
 constexpr int kWidth = FASTCOLL_VECTOR_BYTES;
+#if defined(__x86_64__)
+constexpr bool kIsX86 = true;
+#else
+constexpr bool kIsX86 = false;
+#endif
 
 template <class T, int kBytes = kWidth>
 struct VectorOf {

@@ -119,7 +119,7 @@ FASTCOLL_INLINE std::size_t manySources(const P& p, Targets to, const char* cons
   return at;
 }
 
-/// The last bytes, fewer than a tile.
+/// One vector at a time, also the last bytes, fewer than a vector.
 template <class P>
 void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at,
           std::size_t bytes) {
@@ -144,6 +144,11 @@ void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at
   }
 }
 
+/// Whether the kernel has all loops. Loops take long to compile, and few x86-64 processors lack
+/// AVX2: there only the sums of gradients have all.
+template <class P>
+constexpr bool kAllLoops = kWidth > 16 || !kIsX86 || P::kLongTiles;
+
 /// Not inlined, because sums of complex numbers share the code of sums of their float parts.
 template <class P>
 __attribute__((noinline)) void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
@@ -161,9 +166,10 @@ __attribute__((noinline)) void reduce(const ReduceArgs& args, std::size_t bytes)
   std::size_t at = 0;
   if (k == 2) {
     // Two calls, so that the compiler makes a loop with a copy and a loop without one.
-    at = to.copy == nullptr ? twoSources(p, {to.dst, nullptr}, srcs[0], srcs[1], bytes)
-                            : twoSources(p, to, srcs[0], srcs[1], bytes);
-  } else {
+    at = kAllLoops<P> && to.copy == nullptr
+             ? twoSources(p, Targets{to.dst, nullptr}, srcs[0], srcs[1], bytes)
+             : twoSources(p, to, srcs[0], srcs[1], bytes);
+  } else if constexpr (kAllLoops<P>) {
     // Long tiles if there are too many streams for the prefetcher, else short ones. Only the sums
     // of gradients have both, because a loop takes long to compile.
     constexpr int kShort = sizeof(typename P::Acc) == kWidth ? 4 : 2;

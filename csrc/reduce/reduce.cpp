@@ -99,7 +99,9 @@ std::string whyNot(DType dtype, ReduceOp op) {
 }  // namespace
 
 ReduceFn reduceFunction(DType dtype, ReduceOp op) {
-  if (ReduceFn fn = kernels().reduction(dtype, op)) return fn;
+  // A table may lack rare operations; a machine that can run it can run those after it.
+  for (const Isa* isa = currentIsa().load(std::memory_order_relaxed); isa != std::end(kIsas); ++isa)
+    if (ReduceFn fn = isa->kernels->reduction(dtype, op)) return fn;
   throw Error(ErrorKind::Value, whyNot(dtype, op));
 }
 
