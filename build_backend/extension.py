@@ -1,7 +1,7 @@
 """Compiles the extension ``fastcoll._C`` with ninja.
 
 A user's build joins the sources of a folder to one unit, because each unit parses the headers again, which takes most
-of the time. ``FASTCOLL_UNITY=0`` compiles them one by one, for developers: a change then compiles one file. There the
+of the time. ``UNITY=0`` compiles them one by one, for developers: a change then compiles one file. There the
 headers of torch, and those of the standard library, are compiled once, into a precompiled header.
 
 Sources that may not include torch are compiled without a path to it. ``make sanitize`` compiles the lower layers of
@@ -65,8 +65,8 @@ class Unit:
 
 
 def joined() -> bool:
-    """Returns whether the sources of a folder are joined: unless FASTCOLL_UNITY is 0."""
-    return os.environ.get("FASTCOLL_UNITY", "1") != "0"
+    """Returns whether the sources of a folder are joined: unless UNITY is 0."""
+    return os.environ.get("UNITY", "1") != "0"
 
 
 def units(root: Path, join: bool) -> list[Unit]:
@@ -118,7 +118,7 @@ class BuildExtension(build_ext):
         write(folder / "build.ninja", "".join(f"{x}\n" for x in ninja_file(extension, folder, target)))
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         command = ["ninja", "-C", str(folder), "-j", jobs]
-        subprocess.run([*command, *([] if self.verbose > 1 else ["--quiet"])], check=True)
+        subprocess.run([*command, *([] if self.verbose else ["--quiet"])], check=True)
 
 
 def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterator[str]:

@@ -1,0 +1,97 @@
+"""build_backend/extension.py: the units of the extension, and what makes ninja compile one again."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "build_backend"))
+import extension
+import toolchain
+
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_each_source_is_in_one_unit(join):
+    found = extension.units(ROOT, join)
+    assert sorted(source for unit in found for source in unit.sources) == SOURCES
+    assert len({unit.name for unit in found}) == len(found)
+    if not join:
+        assert all(len(unit.sources) == 1 and unit.header for unit in found)
+
+
+def test_kernels_are_joined_to_nothing():
+    """The pragmas of one would set the instruction set of the others."""
+    alone = [u.sources[0] for u in extension.units(ROOT, join=True) if len(u.sources) == 1]
+    assert [one for one in SOURCES if "/kernels_" in one] == [x for x in alone if "kernels_" in x]
+
+
+def test_pybind11_is_parsed_twice():
+    """Each unit that includes it parses it again, which takes seven seconds."""
+    folder = ROOT / "csrc" / "bindings"
+    including = {str(path.relative_to(ROOT)) for path in folder.glob("*.cpp")}
+    units = [unit for unit in extension.units(ROOT, join=True) if including & set(unit.sources)]
+    assert len(units) == 2
+    others = [path for path in (ROOT / "csrc").rglob("*.cpp") if path.parent != folder]
+    assert not [path for path in others if "pybind" in path.read_text()]
+
+
+@pytest.fixture
+def lines(tmp_path, monkeypatch):
+    """A function that returns the lines of the ninja file, made in an empty folder."""
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    asked = SimpleNamespace(
+        name="fastcoll._C",
+        torch_headers=["/torch/include"],
+        define_macros=[("FASTCOLL_TORCH_VERSION", "2.99")],
+        library_dirs=[],
+        libraries=["c10"],
+        extra_link_args=[],
+    )
+    return lambda: list(extension.ninja_file(asked, tmp_path, tmp_path / "_C.so"))
+
+
+@pytest.mark.parametrize("unity", ["1", "0"])
+def test_a_unit_depends_on_torch_only_if_it_may_include_it(lines, monkeypatch, unity):
+    """So another torch does not compile the layers below it again."""
+    monkeypatch.setenv("UNITY", unity)
+    made = lines()
+    variables = dict(line.split(" = ", 1) for line in made if line.startswith(("plain =", "torch =")))
+    assert "torch" not in variables["plain"] and "2.99" not in variables["plain"]
+    assert "/torch/include" in variables["torch"] and "2.99" in variables["torch"]
+    builds = [
+        (line.partition(" | ")[2].split(), flags.split()[2])
+        for line, flags in zip(made, made[1:], strict=False)
+        if line.startswith("build ") and flags.startswith("  flags")
+    ]
+    assert {flags for _, flags in builds} == {"$plain", "$torch"}
+    for needs, flags in builds:
+        assert "compiler" in needs
+        assert ("torch" in needs) == (flags == "$torch")
+
+
+def test_another_compiler_or_torch_in_the_same_place_is_noticed(lines, tmp_path, monkeypatch):
+    lines()
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in ("compiler", "torch")}
+    lines()
+    assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in before}
+    monkeypatch.setattr(toolchain, "compiler_version", lambda: "g++ 99")
+    monkeypatch.setattr(extension.metadata, "version", lambda name: "2.99.1")
+    lines()
+    assert (tmp_path / "compiler").read_text() == "g++ 99"
+    assert (tmp_path / "torch").read_text() == "2.99.1"
+
+
+def test_the_version_is_that_of_the_compiler_behind_ccache(tmp_path, monkeypatch):
+    launcher = tmp_path / "ccache"  # as ccache does with a compiler's arguments
+    launcher.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "ccache 4"; exit; }\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{shlex.quote(str(launcher))} c++")
+    expected = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True)
+    assert toolchain.compiler_version() == expected.stdout.splitlines()[0]
+    assert toolchain.problem() == ""
