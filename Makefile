@@ -75,7 +75,7 @@ test-all: $(STAMPS)/test $(STAMPS)/build
 	$(PYTEST) -m '$(if $(AFTER_TEST),(full or hypothesis) and )not gpu' --hypothesis-profile=drawn --hypothesis-seed=$(SEED)
 
 mutants: $(STAMPS)/test $(STAMPS)/build
-	'$(PYTHON)' tests/mutants.py $(MUTANTS)
+	'$(PYTHON)' tools/mutants.py $(MUTANTS)
 
 build: $(STAMPS)/build
 
@@ -165,7 +165,7 @@ kernels-matrix: build/package
 	        $(INSTALL) --no-deps --target "$$folder.part" triton==$$version
 	        mv "$$folder.part" "$$folder"
 	    fi
-	    export PYTHONPATH="$$folder:$(CURDIR)/tests/kernels"
+	    export PYTHONPATH="$$folder:$$PWD:$(CURDIR)/tests/kernels:$(CURDIR)/tools"
 	    '$(PYTHON)' -m kernel_table --json "$$folder.json"
 	    '$(PYTHON)' -m fake_cuda
 	done
@@ -203,10 +203,10 @@ hosts: $(STAMPS)/build
 # Needs no torch. A broken link ends it, and so does a page that the navigation lacks.
 BUILDER ?= mkdocs
 docs: build/docs/.has-requirements
-	$(HOST_PYTHON) tests/check_pages.py --links
+	$(HOST_PYTHON) tools/check_pages.py --links
 	rm -rf build/site
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/$(BUILDER) build --strict
-	$(HOST_PYTHON) tests/built_site.py build/site
+	$(HOST_PYTHON) tools/built_site.py build/site
 
 build/docs/.has-requirements: mkdocs-requirements.txt
 	$(HOST_PYTHON) -m venv --clear $(@D)
@@ -215,7 +215,7 @@ build/docs/.has-requirements: mkdocs-requirements.txt
 
 # CLIENTS: some of them, and options. Minutes and gigabytes: no part of `make test`.
 clients: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=tests/clients '$(PYTHON)' -m client_runs $(CLIENTS)
+	PYTHONPATH=tests/clients:tools '$(PYTHON)' -m client_runs $(CLIENTS)
 
 # mypy reads the package as setup.py installs it, with fastcoll.kernels and fastcoll.bench in place.
 lint: $(STAMPS)/dev
@@ -226,12 +226,12 @@ lint: $(STAMPS)/dev
 	'$(PYTHON)' setup.py --quiet build_py --build-lib build/typing
 	(cd build/typing && '$(PYTHON)' -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
 	'$(PYTHON)' -m codespell_lib
-	'$(PYTHON)' tests/check_pages.py
-	'$(PYTHON)' tests/stub.py --check
-	'$(PYTHON)' tests/mutants.py --list > /dev/null
+	'$(PYTHON)' tools/check_pages.py
+	'$(PYTHON)' tools/stub.py --check
+	'$(PYTHON)' tools/mutants.py --list > /dev/null
 
 format: $(STAMPS)/dev
-	'$(PYTHON)' tests/stub.py
+	'$(PYTHON)' tools/stub.py
 	'$(PYTHON)' -m ruff check --fix .
 	'$(PYTHON)' -m ruff format .
 	$(if $(CPP),$(CLANG_FORMAT) -i $(CPP))

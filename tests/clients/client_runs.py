@@ -95,7 +95,7 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
             print(f"{name}, {count} ranks: {error}\n{output}", flush=True)
             case = {"problem": str(error).splitlines()[0]}
         else:
-            from fastcoll.bench.tables import client_result
+            from tables import client_result
 
             print(f"{name}, {count} ranks: {client_result(case)}", flush=True)
         entry["ranks"][str(count)] = {**case, "load_average": os.getloadavg()[0]}
@@ -113,8 +113,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"expected some of {', '.join(CLIENTS)}, got {', '.join(sorted(unknown))}")
     # Here, as it takes seconds and imports torch.
 
-    from fastcoll.bench import page
-    from fastcoll.bench.record import describe_run, read_record, write_record
+    import page
+
+    from fastcoll.bench.conditions import describe_run
+    from fastcoll.bench.record import read_record, write_record
 
     path = _RECORD
     before = read_record(path)["cases"] if path.exists() else []
@@ -134,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
             "docs/guides/frameworks.md is as it was: a training failed, or its losses are not gloo's"
         )
         return 1
-    return page.main([])
+    page.main()
+    return 0
 
 
 if __name__ == "__main__":

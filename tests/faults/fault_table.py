@@ -226,7 +226,8 @@ def _cell(found: dict[str, Any] | None) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Play, print, write; return the exit status."""
-    from fastcoll.bench.record import describe_run, write_record
+    from fastcoll.bench.conditions import describe_run
+    from fastcoll.bench.record import write_record
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", default="fastcoll,gloo", help="names, with commas between")

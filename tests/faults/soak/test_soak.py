@@ -12,7 +12,8 @@ from fault_list import plays
 from soak_load import Sample, sampled
 from soak_verdict import THRESHOLDS, growths
 
-from fastcoll.bench.record import describe_run, write_record
+from fastcoll.bench.conditions import describe_run
+from fastcoll.bench.record import write_record
 
 SECONDS = float(os.environ.get("FASTCOLL_TEST_SOAK", "9"))
 RECORD = os.environ.get("FASTCOLL_TEST_SOAK_JSON")

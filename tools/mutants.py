@@ -1,6 +1,6 @@
 """Applies the defects of mutants.txt one by one, and reports which tests find each.
 
-    python tests/mutants.py [--only NAME ...] [--list] [--tier named|test|all] [--json FILE]
+    python tools/mutants.py [--only NAME ...] [--list] [--tier named|test|all] [--json FILE]
 
 The program builds and tests a copy of the tree, build/mutants/tree; it does not touch the user's tree. For each defect
 it runs the tests that the row names, then the short tier, then the tests marked ``full``. The search ends at the first
@@ -241,7 +241,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 def pytest(tests: Sequence[str], stage: Stage, more: Sequence[str] = ()) -> tuple[int | None, str]:
     """Runs tests of the copy, from the package's folder, so that nothing else is imported."""
-    command = [
+    command: list[str | Path] = [
         *(sys.executable, "-m", "pytest", "-c", COPY / "pyproject.toml", "--rootdir", COPY),
         *("-q", "-rfE", "--tb=short", "--timeout", str(ITEM_SECONDS), "-p", "no:cacheprovider"),
         *("-m", stage.marks, *stage.options, *more),
