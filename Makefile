@@ -123,7 +123,7 @@ format: $(LINT)/.has-requirements
 
 $(LINT)/.has-requirements: lint-requirements.txt
 	$(HOST_PYTHON) -m venv --clear build/lint
-	$(LINT)/python -m pip install --disable-pip-version-check --quiet -r $<
+	$(LINT)/python -m pip install --disable-pip-version-check --quiet --no-compile -r $<
 	touch $@
 
 clean:
