@@ -1,6 +1,6 @@
 """A soak: a mixed load, in which nothing may grow. And that its verdict finds a leak.
 
-make soak SOAK=600              for so many seconds; FASTCOLL_TEST_SOAK_JSON names a file for the samples
+SOAK=600 .ci/run soak           for so many seconds; FASTCOLL_TEST_SOAK_JSON names a file for the samples
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def test_nothing_grows(jobs):
             print("  {:12} {:>12} after the warm-up, {:>12} at the end".format(name, *values))
     grown = {rank: growths(samples) for rank, samples in answers.items()}
     if RECORD:
-        record = describe_run(f"make soak SOAK={SECONDS:g}") | {
+        record = describe_run(f"SOAK={SECONDS:g} .ci/run soak") | {
             "thresholds": THRESHOLDS,
             "grown": grown,
             "cases": [
