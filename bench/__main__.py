@@ -2,7 +2,7 @@
 
 python -m fastcoll.bench all_reduce -b 4 -e 64M -f 4 --backend fastcoll,gloo
 torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.jsonl
-mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi     after make peers
+mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi
 python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
 python -m fastcoll.bench objects
 python -m fastcoll.bench compiled

@@ -13,23 +13,24 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench import report
+from fastcoll.bench.conditions import available_memory
+from fastcoll.bench.derived import added
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.record import available_memory
 from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.step_profile import StepProfile, profile_step
 from fastcoll.bench.table import Column, Table, times_text
 
-__all__ = ["Added", "added", "added_by_profile", "compare_steps"]
+__all__ = ["added_by_profile", "compare_steps"]
 
 _ALONE = "no DDP"
 _BUCKETS: dict[str, dict[str, Any]] = {
@@ -123,36 +124,6 @@ def _too_large(run: Run, size: int) -> str:
         f"it takes {needed / 2**30:.0f} GiB of the {available / 2**30:.0f} GiB that are free: "
         "name fewer backends, or halve it with -d bfloat16"
     )
-
-
-class Added(NamedTuple):
-    """The time that a backend adds to a step.
-
-    Attributes:
-        by_median: Median minus that of the step without DDP, in microseconds.
-        by_minimum: The same with minima.
-        ratio: The greatest time that a backend adds with the same buckets over this one, by medians; None if
-            this backend adds nothing.
-    """
-
-    by_median: float
-    by_minimum: float
-    ratio: float | None
-
-
-def added(row: dict[str, Any]) -> list[tuple[dict[str, Any], Added]]:
-    """Returns each case of a model, with the time that it adds."""
-
-    def more(case: dict[str, Any], key: str) -> float:
-        return float(case["time"][key] - row["alone"]["time"][key])
-
-    found = []
-    for case in row["cases"]:
-        own = more(case, "median")
-        alike = [each for each in row["cases"] if each["buckets"] == case["buckets"]]
-        ratio = max(more(each, "median") for each in alike) / own if own > 0 else None
-        found.append((case, Added(own, more(case, "minimum"), ratio)))
-    return found
 
 
 def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:

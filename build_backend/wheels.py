@@ -1,4 +1,4 @@
-"""``make wheels``: a wheel for each release of torch and each Python, repaired, installed and tried.
+"""``wheels.py``: a wheel for each release of torch and each Python, repaired, installed and tried.
 
 python build_backend/wheels.py --torch 2.13 2.15 --python python3.11 python3.12 --output dist
 

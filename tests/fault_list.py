@@ -1,4 +1,4 @@
-"""The faults that fastcoll must survive. ``make faults`` runs the tests of each with fastcoll and with gloo.
+"""The faults that fastcoll must survive. ``.ci/run faults`` runs the tests of each with fastcoll and with gloo.
 
 Mark a test, or one of its parameters, with the number of its fault: ``@plays(7)``.
 """

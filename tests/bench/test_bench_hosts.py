@@ -7,15 +7,16 @@ import pytest
 from suite_rules import bound
 
 from fastcoll.bench import hosts, namespaces
+from fastcoll.bench.derived import least_bytes
 from fastcoll.bench.record import read_record
 
 
 def test_least_bytes():
-    assert hosts.least_bytes("all_reduce", 1000, 2) == 1000
-    assert hosts.least_bytes("all_reduce", 1000, 4) == 1500
-    assert hosts.least_bytes("all_gather", 1000, 4) == 750
-    assert hosts.least_bytes("broadcast", 1000, 4) == 1000
-    assert hosts.least_bytes("gather", 1000, 4) is None
+    assert least_bytes("all_reduce", 1000, 2) == 1000
+    assert least_bytes("all_reduce", 1000, 4) == 1500
+    assert least_bytes("all_gather", 1000, 4) == 750
+    assert least_bytes("broadcast", 1000, 4) == 1000
+    assert least_bytes("gather", 1000, 4) is None
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import torch
 from fastcoll._measure import Plan, summarise
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
-from fastcoll.bench.ddp import added
+from fastcoll.bench.derived import added
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES

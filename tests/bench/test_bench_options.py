@@ -5,7 +5,8 @@ import argparse
 import pytest
 
 from fastcoll.bench.gradients import MODELS
-from fastcoll.bench.options import parse, parse_size, size_text, sizes
+from fastcoll.bench.options import parse
+from fastcoll.bench.sizes import parse_size, size_text, sizes
 
 
 @pytest.mark.parametrize(

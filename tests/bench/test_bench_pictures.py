@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from fastcoll.bench import pictures
-from fastcoll.bench.plot import carried_digest, digest
+import pictures
+from svg import carried_digest, digest
 
 
 @pytest.mark.parametrize("theme", pictures.THEMES)

@@ -1,7 +1,7 @@
-"""``python -m client_runs``: trains each framework with gloo and with fastcoll in turns, and compares.
+"""``client_runs.py``: trains each framework with gloo and with fastcoll in turns, and compares.
 
-    make clients                                  all of them, 2 and 4 ranks
-    make clients CLIENTS="ddp ray --rounds 5"     some; the record keeps what it has of the others
+    PYTHONPATH=tools python tests/clients/client_runs.py                      all of them, 2 and 4 ranks
+    PYTHONPATH=tools python tests/clients/client_runs.py ddp ray --rounds 5   some; the record keeps the others
 
 The exit status is 1 if a training failed, ran on another backend than the one asked for, or ended with
 other losses than gloo's.
@@ -95,7 +95,7 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
             print(f"{name}, {count} ranks: {error}\n{output}", flush=True)
             case = {"problem": str(error).splitlines()[0]}
         else:
-            from fastcoll.bench.tables import client_result
+            from tables import client_result
 
             print(f"{name}, {count} ranks: {client_result(case)}", flush=True)
         entry["ranks"][str(count)] = {**case, "load_average": os.getloadavg()[0]}
@@ -104,7 +104,7 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and write the record and the page's table."""
-    parser = argparse.ArgumentParser(prog="make clients", description=__doc__)
+    parser = argparse.ArgumentParser(prog="client_runs.py", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(CLIENTS)}")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=3)
@@ -113,13 +113,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"expected some of {', '.join(CLIENTS)}, got {', '.join(sorted(unknown))}")
     # Here, as it takes seconds and imports torch.
 
-    from fastcoll.bench import page
-    from fastcoll.bench.record import describe_run, read_record, write_record
+    import page
+
+    from fastcoll.bench.conditions import describe_run
+    from fastcoll.bench.record import read_record, write_record
 
     path = _RECORD
     before = read_record(path)["cases"] if path.exists() else []
     known = {case["client"]: case for case in before}
-    record = describe_run("make clients")
+    record = describe_run("PYTHONPATH=tools python tests/clients/client_runs.py")
     failed = False
     for name in options.names or CLIENTS:
         entry = _client(name, options.ranks, options.rounds)
@@ -134,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
             "docs/guides/frameworks.md is as it was: a training failed, or its losses are not gloo's"
         )
         return 1
-    return page.main([])
+    page.main()
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Communication hooks of torch and of a user; PyTorch's own suites have the others (`make suites`)."""
+"""Communication hooks of torch and of a user; PyTorch's own suites have the others (tests/peer/torch_suites)."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """Plays the tests of the listed faults with several backends, and prints what came of each fault.
 
-    make faults FAULTS="--backend fastcoll,gloo --faults 1-11,23 --kills 200 --json FILE"
+    FAULTS="--backend fastcoll,gloo --faults 1-11,23 --kills 200 --json FILE" .ci/run faults
 
 Each backend has a run of pytest of its own, of the tests that are marked with a fault's number (tests/fault_list.py),
 in which this module is a plugin. The first test of a fault that is not as wanted decides, and the fault's other tests
@@ -140,7 +140,7 @@ def impersonal(text: str) -> str:
     return re.sub(rf"{re.escape(tempfile.gettempdir())}/\S*?/", "", text)
 
 
-# --- `make faults` -------------------------------------------------------------------------------
+# --- `.ci/run faults` -------------------------------------------------------------------------------
 
 
 def numbers(text: str) -> list[int]:
@@ -226,7 +226,8 @@ def _cell(found: dict[str, Any] | None) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Play, print, write; return the exit status."""
-    from fastcoll.bench.record import describe_run, write_record
+    from fastcoll.bench.conditions import describe_run
+    from fastcoll.bench.record import write_record
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", default="fastcoll,gloo", help="names, with commas between")
@@ -246,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{backend}: " + ", ".join(f"{n} {text}" for text, n in counts.items()))
     if options.json:
         words = sys.argv[1:] if arguments is None else arguments
-        command = f"make faults FAULTS={shlex.quote(shlex.join(words))}"
+        command = f"FAULTS={shlex.quote(shlex.join(words))} .ci/run faults"
         write_record(options.json, {**describe_run(command), "cases": listed})
     mine = [case["backends"].get("fastcoll") for case in listed]
     return int(any(f and f["verdict"] not in VERDICTS[:2] for f in mine))

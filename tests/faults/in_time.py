@@ -1,4 +1,4 @@
-"""What a rank must be told of a fault, and how soon, with a note of it for the table that ``make faults`` prints."""
+"""What a rank must be told of a fault, and how soon, with a note of it for the table that ``.ci/run faults`` prints."""
 
 from fault_rank import Fault
 from suite_rules import bound, slack

@@ -1,6 +1,6 @@
 """A rank dies: every other rank gets an error that names it, and soon.
 
-Target: 0.25 s; `make faults` measures it. The groups' timeout is far longer.
+Target: 0.25 s; `.ci/run faults` measures it. The groups' timeout is far longer.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The table that `make faults` prints: how what came of a test is named, and that each fault has a test."""
+"""The table that `.ci/run faults` prints: how what came of a test is named, and that each fault has a test."""
 
 import re
 from pathlib import Path

@@ -57,9 +57,13 @@ def same_numbers(got: Tensor, expected: Tensor) -> bool:
 
 
 def in_a_process_that_compiles(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python where kernels are compiled, as this process may interpret them; it finds this folder's modules."""
+    """Runs Python where kernels are compiled, as this process may interpret them.
+
+    It finds the modules of this folder and of tools.
+    """
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    paths = [str(Path(__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
+    here = Path(__file__).resolve().parent
+    paths = [str(here), str(here.parents[1] / "tools"), *filter(None, [environ.get("PYTHONPATH")])]
     return subprocess.run(
         [sys.executable, *arguments],
         env={**environ, "PYTHONPATH": os.pathsep.join(paths), "TRITON_DISABLE_LINE_INFO": "1"},

@@ -1,4 +1,4 @@
-"""The model of the shared-memory protocol in its small sizes, and its mutants; `make model` has all."""
+"""The program behind `make model`, which searches the model of the shared-memory protocol and its mutants."""
 
 import shutil
 
@@ -11,24 +11,6 @@ from check_model import MODELS, MUTANTS, Search, check
 def spin():
     if shutil.which("spin") is None:
         pytest.skip("needs spin: apt-get install spin")
-
-
-def quick(searches):
-    return [pytest.param(s, id=s.name) for s in searches if s.quick]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("search", quick(MODELS))
-def test_model(search, spin):
-    result = check(search)
-    assert result.error == ""
-    assert result.states > 10_000
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("search", quick(MUTANTS))
-def test_mutant_is_found(search, spin):
-    assert check(search).error
 
 
 def test_model_and_mutants():

@@ -1,4 +1,4 @@
-"""`make suites`: which tests count as failed."""
+"""tests/peer/torch_suites: which tests count as failed."""
 
 from torch_suites.outcomes import Comparison
 

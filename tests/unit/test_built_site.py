@@ -1,16 +1,9 @@
 """The links of a built site that leave it."""
 
-import importlib.util
 from pathlib import Path
 
+import built_site
 import pytest
-
-SPEC = importlib.util.spec_from_file_location(
-    "built_site", Path(__file__).parents[1] / "built_site.py"
-)
-assert SPEC is not None and SPEC.loader is not None
-built_site = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(built_site)
 
 
 @pytest.mark.parametrize(

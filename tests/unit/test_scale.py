@@ -1,8 +1,7 @@
 """The closed forms of what an all-reduce costs at scale, held to what is sent when the algorithm is played."""
 
 import pytest
-
-from fastcoll.bench import scale
+import scale
 
 ALPHA, BETA, GAMMA = 1000.0, 1.0, 0.5
 NODE = scale.Machine(

@@ -1,6 +1,6 @@
 """A soak: a mixed load, in which nothing may grow. And that its verdict finds a leak.
 
-make soak SOAK=600              for so many seconds; FASTCOLL_TEST_SOAK_JSON names a file for the samples
+SOAK=600 .ci/run soak           for so many seconds; FASTCOLL_TEST_SOAK_JSON names a file for the samples
 """
 
 import dataclasses
@@ -12,7 +12,8 @@ from fault_list import plays
 from soak_load import Sample, sampled
 from soak_verdict import THRESHOLDS, growths
 
-from fastcoll.bench.record import describe_run, write_record
+from fastcoll.bench.conditions import describe_run
+from fastcoll.bench.record import write_record
 
 SECONDS = float(os.environ.get("FASTCOLL_TEST_SOAK", "9"))
 RECORD = os.environ.get("FASTCOLL_TEST_SOAK_JSON")
@@ -30,7 +31,7 @@ def test_nothing_grows(jobs):
             print("  {:12} {:>12} after the warm-up, {:>12} at the end".format(name, *values))
     grown = {rank: growths(samples) for rank, samples in answers.items()}
     if RECORD:
-        record = describe_run(f"make soak SOAK={SECONDS:g}") | {
+        record = describe_run(f"SOAK={SECONDS:g} .ci/run soak") | {
             "thresholds": THRESHOLDS,
             "grown": grown,
             "cases": [

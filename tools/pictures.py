@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench.ddp import added
-from fastcoll.bench.options import size_text
-from fastcoll.bench.plot import carried_digest, digest, new_figure, save
+from repository import ROOT
+from svg import carried_digest, digest, new_figure, save
+
+from fastcoll.bench.derived import added
 from fastcoll.bench.record import medians, read_record
+from fastcoll.bench.sizes import size_text
 
 __all__ = [
     "FAULT_GROUPS",
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 Record = dict[str, Any]
-_RESULTS = Path(__file__).resolve().parent / "results"
+_RESULTS = ROOT / "bench" / "results"
 
 
 Theme = dict[str, str]
@@ -360,7 +362,7 @@ def redraw(path: Path) -> None:
     """Redraws the picture of that file's name."""
     name, theme = path.stem.rsplit("_", 1)
     records = PICTURES[name].read()
-    save(PICTURES[name].paint(records, THEMES[theme]), records, str(path))
+    save(PICTURES[name].paint(records, THEMES[theme]), records, path)
 
 
 def stale(folder: Path) -> list[str]:

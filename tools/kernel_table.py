@@ -1,4 +1,4 @@
-"""``PYTHONPATH=tests/kernels python -m kernel_table``: compiles every configuration for every GPU, and prints a table.
+"""``python tools/kernel_table.py``: compiles every configuration for every GPU, and prints a table.
 
 No GPU is needed. For each configuration and architecture: registers, spills, shared memory, programs that
 fit on a multiprocessor, and how wide the accesses to global memory are, read off the machine code.
@@ -26,7 +26,7 @@ KERNEL_MODULES = ("flatten", "reduce", "one_shot", "two_shot", "bucket_all_reduc
 KERNELS = (*KERNEL_MODULES, "unflatten")
 """First words of the configurations' names."""
 
-RECORDED = Path(__file__).with_name("expected_table.json")
+RECORDED = Path(__file__).with_suffix(".json")
 
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities: A100, H100 and H200, B200."""
@@ -235,7 +235,7 @@ def _text(version: str, table: Mapping[str, Any]) -> str:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m kernel_table", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tools/kernel_table.py", description=__doc__)
     parser.add_argument("--only", default="", help="part of the names wanted")
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES))
     parser.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")

@@ -24,7 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fastcoll.bench.options import parse_size
+import repository  # noqa: F401  before fastcoll
+
+from fastcoll.bench.sizes import parse_size
 from fastcoll.bench.table import markdown
 
 __all__ = [

@@ -6,21 +6,21 @@ import re
 import textwrap
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import scale
+from pictures import HOSTS, PICTURES
+from repository import ROOT
+
 from fastcoll import env
-from fastcoll.bench import scale
-from fastcoll.bench.ddp import added
-from fastcoll.bench.hosts import least_bytes
-from fastcoll.bench.options import size_text
-from fastcoll.bench.pictures import HOSTS, PICTURES
+from fastcoll.bench.derived import added, least_bytes
 from fastcoll.bench.record import medians, read_record
+from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import markdown, times_text
 
 __all__ = ["TABLES", "client_result"]
 
-_RESULTS = Path(__file__).resolve().parent / "results"
+_RESULTS = ROOT / "bench" / "results"
 _SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "I_MPI_")  # by launchers, hosts.py
 
 

@@ -1,4 +1,4 @@
-"""``python tests/built_site.py build/site``: checks the links of a built site, and repairs those that leave it.
+"""``python tools/built_site.py build/site``: checks the links of a built site, and repairs those that leave it.
 
 A page links to sources and records by relative paths, which are right on GitHub. In the site such a link gets the
 repository's address, ``repo_url`` of mkdocs.yml, or becomes plain text if there is no address. The program prints one

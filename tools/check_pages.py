@@ -1,4 +1,4 @@
-"""``python tests/check_pages.py``: checks that the pages and the build's files agree with the sources.
+"""``python tools/check_pages.py``: checks that the pages and the build's files agree with the sources.
 
 Part of ``make lint``. It prints one line for each difference, and ends with status 1 if there is one.
 ``--links`` checks only what the site needs, which requires no package.
@@ -7,39 +7,29 @@ Part of ``make lint``. It prints one line for each difference, and ends with sta
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from page import differences
+from repository import ROOT
+
+from fastcoll import env
+from fastcoll.bench.record import read_record
+
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 GLOSSARY = "docs/project/glossary.md"
 MESSAGES = "docs/faults/messages.md"
 REFERENCE = "docs/reference/python.md"
 
 
-def load(path: str) -> ModuleType:
-    """Returns a module of the repository; it must need only the standard library."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def record(name: str) -> dict[str, Any]:
     """Returns a record of bench/results."""
-    found: dict[str, Any] = load("bench/record.py").read_record(
-        ROOT / "bench" / "results" / f"{name}.jsonl"
-    )
-    return found
+    return read_record(ROOT / "bench" / "results" / f"{name}.jsonl")
 
 
 def read(path: str) -> str:
@@ -87,7 +77,7 @@ def blocks() -> Iterator[str]:
 
 def variables() -> Iterator[str]:
     """The pages name each variable of fastcoll/settings.def, and no other."""
-    known = {one.name: one for one in load("fastcoll/env.py").VARIABLES}
+    known = {one.name: one for one in env.VARIABLES}
     named = {name for page in PAGES for name in re.findall(r"FASTCOLL_[A-Z_]+\b", page.read_text())}
     named = {name for name in named if not name.startswith("FASTCOLL_TEST_")}
     for name in sorted(named ^ known.keys()):
@@ -126,9 +116,8 @@ def interface() -> Iterator[str]:
 
 def tables() -> Iterator[str]:
     """Generated tables and pictures agree with their records."""
-    command = [sys.executable, "-m", "fastcoll.bench.page", "--check", "--pictures"]
-    if subprocess.run(command, check=False).returncode != 0:
-        yield f"run {' '.join(command[1:-2])} --pictures"
+    for file in differences():
+        yield f"{file}: not made of the records as they are. Run `python tools/page.py`."
 
 
 def figures() -> Iterator[str]:
@@ -242,15 +231,16 @@ def glossary() -> Iterator[str]:
 
 def releases() -> Iterator[str]:
     """The workflows and the Makefile name the same releases of torch as build_backend/supported.py."""
-    supported = load("build_backend/supported.py")
+    supported = runpy.run_path(str(ROOT / "build_backend" / "supported.py"))
+    minors, pinned = supported["MINORS"], supported["PINNED"]
     made = re.findall(r"^ +torch: (\[.*\])$", read(".github/workflows/wheels.yml"), re.MULTILINE)
-    if [json.loads(each) for each in made] != [list(supported.MINORS)]:
-        yield f".github/workflows/wheels.yml: expected torch: {list(supported.MINORS)}"
+    if [json.loads(each) for each in made] != [list(minors)]:
+        yield f".github/workflows/wheels.yml: expected torch: {list(minors)}"
     tested = set(re.findall(r'torch: "([0-9.]+)"', read(".github/workflows/test.yml")))
-    if tested != {supported.MINORS[0], supported.MINORS[-1], supported.PINNED}:
+    if tested != {minors[0], minors[-1], pinned}:
         yield f".github/workflows/test.yml: tests the oldest, pinned and newest torch, not {tested}"
-    if f"TORCH := torch=={supported.PINNED}." not in read("Makefile"):
-        yield f"Makefile: expected TORCH := torch=={supported.PINNED}.*"
+    if f"TORCH := torch=={pinned}." not in read("Makefile"):
+        yield f"Makefile: expected TORCH := torch=={pinned}.*"
 
 
 if __name__ == "__main__":

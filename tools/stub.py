@@ -1,6 +1,6 @@
 """Writes the fields of Options and Tuning into fastcoll/_C.pyi, from settings.def and tuning.def.
 
-    python tests/stub.py [--check]
+    python tools/stub.py [--check]
 
 With --check it writes nothing, and fails if the stub differs.
 """
@@ -11,20 +11,22 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 STUB = ROOT / "fastcoll" / "_C.pyi"
 TYPES = {"TEXT": "str", "CHOICE": "str", "INTEGER": "int", "SWITCH": "bool", "SIZE": "int"}
 
 
-def rows(path: str) -> Iterable[tuple[str, list[str], list[object]]]:
+def rows(path: str) -> Iterable[tuple[str, list[str], list[Any]]]:
     """Yields kind, names and literals of each row of a .def file: its rows are calls in Python's grammar too."""
     text = re.sub(r"^//.*", "", (ROOT / path).read_text(), flags=re.MULTILINE)
     for row in ast.parse(text).body:
+        assert isinstance(row, ast.Expr) and isinstance(row.value, ast.Call)
         call = row.value
         names = [argument.id for argument in call.args if isinstance(argument, ast.Name)]
         literals = [argument for argument in call.args if not isinstance(argument, ast.Name)]
-        yield call.func.id, names, [ast.literal_eval(literal) for literal in literals]
+        yield ast.unparse(call.func), names, [ast.literal_eval(literal) for literal in literals]
 
 
 def fields(path: str) -> list[tuple[str, str, object, str]]:
@@ -50,16 +52,19 @@ def fields(path: str) -> list[tuple[str, str, object, str]]:
 
 
 def described(path: str) -> str:
+    """Returns the lines of a docstring about the fields of a .def file."""
     lines = (f"{name}: {meaning}" for name, _, _, meaning in fields(path))
-    shape = {"width": 119, "initial_indent": " " * 8, "subsequent_indent": " " * 12}
+    shape: dict[str, Any] = {"width": 119, "initial_indent": " " * 8, "subsequent_indent": " " * 12}
     return "".join(textwrap.fill(line, break_long_words=False, **shape) + "\n" for line in lines)
 
 
 def typed(path: str) -> str:
+    """Returns the fields of a .def file with their types."""
     return "".join(f"    {name}: {kind}\n" for name, kind, _, _ in fields(path))
 
 
 def arguments(path: str) -> str:
+    """Returns the fields of a .def file as arguments of a constructor."""
     return "".join(
         f"        {name}: {kind} = {json_like(default)},\n"
         for name, kind, default, _ in fields(path)
@@ -67,6 +72,7 @@ def arguments(path: str) -> str:
 
 
 def json_like(value: object) -> str:
+    """Returns a literal with double quotes."""
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
@@ -78,6 +84,7 @@ def place(text: str, after: str, before: str, new: str) -> str:
 
 
 def main() -> int:
+    """Writes or checks the stub; returns the exit status."""
     text = old = STUB.read_text()
     settings, sizes = "fastcoll/settings.def", "csrc/cpu/algorithms/tuning.def"
     text = place(text, "unless it is torch's default.\n", "        tuning:", described(settings))

@@ -1,6 +1,6 @@
 """Applies the defects of mutants.txt one by one, and reports which tests find each.
 
-    python tests/mutants.py [--only NAME ...] [--list] [--tier named|test|all] [--json FILE]
+    python tools/mutants.py [--only NAME ...] [--shard 1/4] [--list] [--tier named|test|all] [--json FILE]
 
 The program builds and tests a copy of the tree, build/mutants/tree; it does not touch the user's tree. For each defect
 it runs the tests that the row names, then the short tier, then the tests marked ``full``. The search ends at the first
@@ -241,7 +241,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 def pytest(tests: Sequence[str], stage: Stage, more: Sequence[str] = ()) -> tuple[int | None, str]:
     """Runs tests of the copy, from the package's folder, so that nothing else is imported."""
-    command = [
+    command: list[str | Path] = [
         *(sys.executable, "-m", "pytest", "-c", COPY / "pyproject.toml", "--rootdir", COPY),
         *("-q", "-rfE", "--tb=short", "--timeout", str(ITEM_SECONDS), "-p", "no:cacheprovider"),
         *("-m", stage.marks, *stage.options, *more),
@@ -328,10 +328,25 @@ def verdict(outcomes: Sequence[Outcome], tier: str) -> list[str]:
     ]
 
 
+def shard(text: str) -> tuple[int, int]:
+    """Returns the two numbers of "1/4".
+
+    Raises:
+        ValueError: The text is no part of a whole.
+    """
+    index, number = map(int, text.split("/"))
+    if not 1 <= index <= number:
+        raise ValueError(text)
+    return index, number
+
+
 def arguments() -> argparse.Namespace:
     """Returns the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these defects")
+    parser.add_argument(
+        "--shard", type=shard, default=(1, 1), metavar="I/N", help="the I-th of N parts"
+    )
     parser.add_argument("--list", action="store_true", help="print the defects and end")
     parser.add_argument(
         "--tier", choices=TIERS, default="all", help="which tests run at most, where none fails"
@@ -347,7 +362,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Searches for all requested defects."""
     given = arguments()
+    index, number = given.shard
     chosen = [mutant for mutant in MUTANTS if not given.only or mutant.name in given.only]
+    chosen = chosen[index - 1 :: number]
     if given.list:
         for mutant in chosen:
             print(f"{mutant.name:52} {mutant.file}")

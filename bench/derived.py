@@ -1,0 +1,52 @@
+"""What is computed from the values of a record: added time, and the least bytes to send. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["Added", "added", "least_bytes"]
+
+
+class Added(NamedTuple):
+    """The time that a backend adds to a step.
+
+    Attributes:
+        by_median: Median minus that of the step without DDP, in microseconds.
+        by_minimum: The same with minima.
+        ratio: The greatest time that a backend adds with the same buckets over this one, by medians; None if
+            this backend adds nothing.
+    """
+
+    by_median: float
+    by_minimum: float
+    ratio: float | None
+
+
+def added(row: dict[str, Any]) -> list[tuple[dict[str, Any], Added]]:
+    """Returns each case of a model, with the time that it adds."""
+
+    def more(case: dict[str, Any], key: str) -> float:
+        return float(case["time"][key] - row["alone"]["time"][key])
+
+    found = []
+    for case in row["cases"]:
+        own = more(case, "median")
+        alike = [each for each in row["cases"] if each["buckets"] == case["buckets"]]
+        ratio = max(more(each, "median") for each in alike) / own if own > 0 else None
+        found.append((case, Added(own, more(case, "minimum"), ratio)))
+    return found
+
+
+def least_bytes(call: str, message: int, hosts: int) -> float | None:
+    """Returns the least bytes that the busiest host must send; None if they depend on the root.
+
+    Args:
+        call: The collective. "send" is from the first rank to the last and back, "exchange" between these two, both
+            ways at once.
+        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole buffer.
+        hosts: Number of hosts.
+    """
+    share = (hosts - 1) / hosts
+    factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
+    factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
+    return factors[call] * message if call in factors else None

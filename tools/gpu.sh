@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# The kernels and the engine on this machine's GPU: tests, then benchmarks.
+#   tools/gpu.sh                               all parts, and what they print into OUT/gpu.txt
+#   tools/gpu.sh kernels|engine|gradients      one part, of 8, 8 and 6 minutes at most
+# PYTHON (python3) has torch, CuPy, Triton, NCCL and pytest, so no network is needed. Results go to OUT (bench/results).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=$(realpath --no-symlinks "$(type -P "${PYTHON:-python3}")")
+mkdir -p "${OUT:=bench/results}"
+out=$(cd "$OUT" && pwd)
+status=0
+
+if [ $# = 0 ]; then
+  export PYTHONUNBUFFERED=1 # so that the log has what a part printed before its time was up
+  {
+    for part in kernels engine gradients; do
+      OUT=$out PYTHON=$python bash tools/gpu.sh "$part" || status=$? # one part goes on when another fails
+    done
+    (cd build/package && "$python" -m fastcoll info) || status=$?
+    exit $status
+  } 2>&1 | tee "$out/gpu.txt"
+  exit
+fi
+
+# Compiles the extension in place and installs nothing. torch finds the backend by the entry points beside the package,
+# as if it were installed.
+"$python" setup.py --quiet build_ext --inplace
+bash tools/link_package.sh
+"$python" setup.py --quiet egg_info --egg-base build/package
+cd build/package
+export PYTHONPATH=$PWD
+
+tests() {
+  timeout "$1" "$python" -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu "../../tests/$2" || status=$?
+}
+
+measure() {
+  timeout "$1" "$python" -m "${@:2}" || status=$?
+}
+
+case $1 in
+  kernels)
+    tests 220 kernels
+    measure 240 fastcoll.bench.kernels --json "$out/kernels_cuda.jsonl"
+    ;;
+  engine)
+    tests 350 gpu
+    measure 60 fastcoll.bench.engine --json "$out/engine_cuda.jsonl"
+    measure 60 fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
+      -b 1K -e 256M -f 16 --json "$out/all_reduce_cuda_1rank.jsonl"
+    ;;
+  gradients)
+    # What surrounds the collectives of a training step, at one rank. There fastcoll would hand lists of tensors to NCCL
+    # one by one: by FASTCOLL_ALGO=nccl they go through a bucket, as between several ranks.
+    export FASTCOLL_ALGO=nccl
+    measure 350 fastcoll.bench ddp resnet50 gpt2-medium --device cuda --nproc 1 \
+      --profile --json "$out/ddp_cuda_1rank.jsonl" \
+      --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
+    ;;
+  *)
+    echo "tools/gpu.sh: expected kernels, engine or gradients, got $1" >&2
+    exit 2
+    ;;
+esac
+exit $status
