@@ -43,7 +43,11 @@ TORCH_HERE := $(or $(lastword $(HERE)),$(TORCH))
 STAMPS := build/stamps/$(shell echo "$(PYTHON) $(TORCH_HERE)" | cksum | cut -d' ' -f1)
 METADATA := setup.py pyproject.toml fastcoll/_version.py $(wildcard build_backend/*.py)
 CSRC := fastcoll/settings.def $(foreach end,cpp hpp inl def,$(wildcard $(addsuffix .$(end),csrc/* csrc/*/* csrc/*/*/*)))
-INSTALL = '$(PYTHON)' -m pip install --disable-pip-version-check --quiet
+PIP = '$(PYTHON)' -m pip install --disable-pip-version-check
+INSTALL = $(PIP) --quiet
+# Shows how far a command is, and keeps how long it took.
+STEP = '$(PYTHON)' tools/step.py
+export FASTCOLL_MAKE_STARTED := $(shell date +%s)
 LINT := build/lint/bin
 CPP = find csrc tests/cpp tests/fake_nccl tests/recording_device/csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl'
 CLANG_FORMAT = $(CPP) | xargs -P "$$(nproc)" -n 16 $(LINT)/clang-format
@@ -52,6 +56,7 @@ CLANG_FORMAT = $(CPP) | xargs -P "$$(nproc)" -n 16 $(LINT)/clang-format
 
 demo: $(STAMPS)/demo $(STAMPS)/build
 	'$(PYTHON)' -m fastcoll demo
+	$(STEP) --times
 
 # Ranks wait more than they compute: three workers keep two cores busy. A file stays with one worker, which keeps its
 # fixtures. Options for pytest: PYTEST_ADDOPTS.
@@ -131,20 +136,22 @@ clean:
 	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.clients/*' -prune -exec rm -rf {} +
 
+# --no-compile: Python compiles a module of torch when it is first imported, and most never are.
 .venv/.has-$(TORCH):
 	$(HOST_PYTHON) -m venv .venv
-	$(INSTALL) '$(TORCH)'
+	$(INSTALL) rich
+	$(STEP) torch $(PIP) --no-compile '$(TORCH)'
 	touch $@
 
 # --no-deps: pip never touches the torch that is there.
 $(STAMPS)/build: $(METADATA) $(CSRC) $(ENVIRONMENT)
 	mkdir -p $(@D)
-	$(INSTALL) 'setuptools>=77' wheel ninja
-	$(INSTALL) --no-build-isolation --no-deps --editable .
+	$(INSTALL) 'setuptools>=77' wheel ninja rich
+	$(STEP) compile $(PIP) --verbose --no-build-isolation --no-deps --editable .
 	touch $@
 
 OR_TRITON := import importlib.util as u; print("" if u.find_spec("triton") else "triton==3.7.1")
 # What the extras `demo` and `test` ask for; fastcoll itself is installed by now and stays as it is.
 $(STAMPS)/demo $(STAMPS)/test: pyproject.toml | $(STAMPS)/build
-	$(INSTALL) 'fastcoll[$(@F)]' $(if $(filter demo,$(@F)),,$$('$(PYTHON)' -c '$(OR_TRITON)'))
+	$(STEP) packages $(PIP) 'fastcoll[$(@F)]' $(if $(filter demo,$(@F)),,$$('$(PYTHON)' -c '$(OR_TRITON)'))
 	touch $@
