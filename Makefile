@@ -47,7 +47,7 @@ PIP = '$(PYTHON)' -m pip install --disable-pip-version-check
 INSTALL = $(PIP) --quiet
 # Shows how far a command is, and keeps how long it took.
 STEP = '$(PYTHON)' tools/step.py
-export FASTCOLL_MAKE_STARTED := $(shell date +%s)
+export MAKE_STARTED := $(shell date +%s)
 LINT := build/lint/bin
 CPP = find csrc tests/cpp tests/fake_nccl tests/recording_device/csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl'
 CLANG_FORMAT = $(CPP) | xargs -P "$$(nproc)" -n 16 $(LINT)/clang-format

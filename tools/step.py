@@ -1,7 +1,7 @@
 """Runs a step of ``make demo`` or ``make build``, and shows how far it is.
 
     python tools/step.py NAME COMMAND ...    runs a command of pip, which may compile with ninja
-    python tools/step.py --times             prints how long each step took, since the time FASTCOLL_MAKE_STARTED
+    python tools/step.py --times             prints how long each step took, since the time MAKE_STARTED
 
 A terminal gets one bar of packages or units with the time so far; anything else gets a line for each unit. What the
 command printed is shown only if it fails.
@@ -108,6 +108,6 @@ def times(since: float) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--times"]:
-        print(times(float(os.environ["FASTCOLL_MAKE_STARTED"])))
+        print(times(float(os.environ["MAKE_STARTED"])))
     else:
         sys.exit(run(sys.argv[1], sys.argv[2:], Console()))
