@@ -15,17 +15,14 @@ import fastcoll.trace
 def tell_in_call(rank: Rank, calls: int = 1) -> None:
     """Tell the test "in call" when this process has begun so many collectives and messages more.
 
-    A thread reads the trace, which has a record of each call from its begin on. The last of the calls must not be one
-    that ends by itself: the rank's next word could come before this one.
+    A thread counts the calls, each of which counts from its begin on. The last of the calls must not be one that ends
+    by itself: the rank's next word could come before this one.
     """
     before = _begun()
 
     def tell() -> None:
-        if IS_GLOO:
-            time.sleep(0.3)  # Gloo keeps no record of its calls that another thread could read
-        else:
-            while _begun() < before + calls:
-                time.sleep(0.002)
+        while _begun() < before + calls:
+            time.sleep(0.002)
         rank.tell("in call")
 
     threading.Thread(target=tell, daemon=True).start()
@@ -51,6 +48,10 @@ def soon(seconds: float, group: dist.ProcessGroup | None = None) -> None:
 
 def _begun() -> int:
     """Return how many calls this process has begun."""
+    if IS_GLOO:
+        groups = list(dist.distributed_c10d._world.pg_map)
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
+        return sum(backend._get_sequence_number_for_group() for backend in backends)
     try:
         return fastcoll.trace.dump()["fastcoll"]["recorded"]
     except RuntimeError:  # there is no group yet
