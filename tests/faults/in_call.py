@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -12,20 +13,27 @@ from fault_rank import Rank
 import fastcoll.trace
 
 
-def tell_in_call(rank: Rank, calls: int = 1) -> None:
-    """Tell the test "in call" when this process has begun so many collectives and messages more.
+def once_in_call(then: Callable[[], None], calls: int = 1) -> None:
+    """Call a function, in a thread, when this process has begun so many collectives and messages more.
 
-    A thread counts the calls, each of which counts from its begin on. The last of the calls must not be one that ends
-    by itself: the rank's next word could come before this one.
+    The thread counts the calls, each of which counts from its begin on.
     """
     before = _begun()
 
-    def tell() -> None:
+    def look() -> None:
         while _begun() < before + calls:
             time.sleep(0.002)
-        rank.tell("in call")
+        then()
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=look, daemon=True).start()
+
+
+def tell_in_call(rank: Rank, calls: int = 1) -> None:
+    """Tell the test "in call" when this process has begun so many collectives and messages more.
+
+    The last of the calls must not be one that ends by itself: the rank's next word could come before this one.
+    """
+    once_in_call(lambda: rank.tell("in call"), calls)
 
 
 def others_first(rank: Rank, last: int, seconds: float) -> None:
