@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
+from collective_cases import MOVING, REDUCING, Case, run
 from fault_list import plays
 from suite_rules import until
 from world import here
@@ -140,10 +141,28 @@ def waits(call):
     call()
 
 
+class Checked(Case):
+    """A collective for which rank 1 waits for rank 0."""
+
+    def __call__(self):
+        run(self)
+
+
 CASES = [
-    pytest.param(call, size, marks=plays(42) if (call, size) == (all_reduce, 2) else ())
-    for call in (all_reduce, large_all_reduce, asynchronous, barrier, receive)
-    for size in (2, 4)
+    *[
+        pytest.param(call, size, marks=plays(42) if (call, size) == (all_reduce, 2) else ())
+        for call in (all_reduce, large_all_reduce, asynchronous, barrier, receive)
+        for size in (2, 4)
+    ],
+    *[
+        pytest.param(
+            Checked(name, root=int(name in ("reduce", "gather"))),
+            2,
+            id=name,
+            marks=pytest.mark.full,
+        )
+        for name in [*REDUCING, *MOVING]
+    ],
 ]
 
 
