@@ -256,10 +256,10 @@ def test_an_init_that_fails_is_told_to_all(size: int, status: int) -> None:
 @on_stand_in(2)
 def test_aborted_while_made() -> None:
     if here().rank == 0:
-        engine = engine_of("g")
+        engine, before = engine_of("g"), store("g").num_keys()
 
         def abort() -> None:
-            until(lambda: store("g").num_keys() > 0)  # its record: it waits for rank 1, or will
+            until(lambda: store("g").num_keys() > before)  # its record: it waits for rank 1, or will
             engine.communicators.abort_all()
 
         thread = threading.Thread(target=abort)
