@@ -259,7 +259,8 @@ def test_aborted_while_made() -> None:
         engine, before = engine_of("g"), store("g").num_keys()
 
         def abort() -> None:
-            until(lambda: store("g").num_keys() > before)  # its record: it waits for rank 1, or will
+            # Its record is there: it waits for rank 1, or will.
+            until(lambda: store("g").num_keys() > before)
             engine.communicators.abort_all()
 
         thread = threading.Thread(target=abort)
