@@ -12,10 +12,21 @@ import suite_rules
 import torch
 from hypothesis import HealthCheck, settings
 from on_ranks import pytest_pyfunc_call
-from suite_rules import pytest_runtest_makereport, pytest_runtest_setup
+from suite_rules import (
+    pytest_runtest_makereport,
+    pytest_runtest_setup,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 from world import worlds_fixture
 
-__all__ = ["pytest_pyfunc_call", "pytest_runtest_makereport", "pytest_runtest_setup"]
+__all__ = [
+    "pytest_pyfunc_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_setup",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+]
 
 # `make test-all` loads `drawn`, and passes a seed.
 # A busy machine draws slowly, and hypothesis would report that as a fault of the test.

@@ -29,7 +29,7 @@ def build_stand_in() -> Path:
 
 def stand_in() -> ctypes.CDLL:
     """Returns the stand-in, loaded into this process; it must be loaded before CuPy."""
-    return ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(build_stand_in()), mode=ctypes.RTLD_GLOBAL)
 
 
 def inject(text: str) -> None:

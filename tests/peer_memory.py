@@ -27,15 +27,14 @@ class SharedFiles:
 
     Attributes:
         polls_per_second: How often a wait polls a flag, for the engine.
-        refuses: Steps that fail on this rank: "atomics", "allocate", "map", "missing"; "hangs": the mapping, late.
-        hangs_for: Seconds.
+        refuses: Steps that fail on this rank: "atomics", "allocate", "map", "missing"; "hangs": the mapping, as
+            long as this is set.
         on_host: A text that is equal on ranks of the same host.
         identity: Id of this rank's device; "" if ranks may share one.
     """
 
     polls_per_second: int = 100_000
     refuses: Set[str] = frozenset()
-    hangs_for: float = 3.0
     on_host: str = "one host"
     identity: str = ""
 
@@ -80,7 +79,8 @@ class SharedFiles:
         store.set(f"file/{member.rank}", memory.path)
         if self.refuses & {"map", "hangs"}:
             store.add("mapped", 1)  # the others do not wait for this rank
-            time.sleep(self.hangs_for if "hangs" in self.refuses else 0)
+            while "hangs" in self.refuses:
+                time.sleep(0.01)
             raise RuntimeError("no mapping in this test")
         keys = [f"file/{rank}" for rank in range(member.size)]
         while not store.check(keys):

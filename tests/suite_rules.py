@@ -1,8 +1,8 @@
-"""Rules for every test: its tier, the reasons to skip it, its time limit.
+"""Rules for every test: its tier, the reasons to skip it, its share of time.
 
-``make test`` runs the tests not marked ``full``; each may take ``LIMIT`` seconds on an idle machine.
-``make test-all`` runs everything. A test may be skipped only for a reason of ``SKIPS``. Any other reason
-fails it, so a missing tool is noticed.
+``make test`` runs the tests not marked ``full``, the short tier; ``make test-all`` runs everything. A test never
+fails because it takes long: the end of a run lists the items of the short tier above ``SHARE`` seconds, and their
+sum. A test may be skipped only for a reason of ``SKIPS``. Any other reason fails it, so a missing tool is noticed.
 """
 
 import itertools
@@ -15,8 +15,8 @@ import pytest
 from _pytest.mark.expression import Expression
 from pauses import Pauses
 
-LIMIT = float(os.environ.get("FASTCOLL_TEST_SECONDS", "5"))
-"""Seconds that an item not marked ``full`` may take on an idle machine."""
+SHARE = 5.0
+"""Seconds that an item not marked ``full`` should take at most on an idle machine."""
 
 SKIPS = (
     r"torch finds no CUDA device",
@@ -95,19 +95,6 @@ def allowed(reason: str) -> bool:
     return any(re.search(pattern, reason) for pattern in patterns)
 
 
-def _limit_of(item: pytest.Item) -> float:
-    """Returns the seconds that an item may take now: more if more processes run than the machine has cores."""
-    if any(item.get_closest_marker(mark) for mark in ("full", "gpu")):
-        return float("inf")
-    expression = item.config.option.markexpr
-    if not expression or Expression.compile(expression).evaluate(lambda name, **_: name == "full"):
-        return float("inf")  # everything runs: the limit applies in the other tier
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
-    busy = max(os.getloadavg()[0], 1.5 * workers)  # the load is a mean of the last minute
-    # Half the slack of other limits, because a machine may run at half its speed for a minute.
-    return LIMIT * max(1.0, slack() / 2) * max(1.0, busy / (os.cpu_count() or 1)) + paused()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
@@ -119,10 +106,35 @@ def pytest_runtest_makereport(item, call):
                 f"{item.nodeid} was skipped for a reason that tests/suite_rules.py does not list:"
                 f" {reason}"
             )
-    elif report.passed and report.when == "call" and call.duration > (limit := _limit_of(item)):
-        report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} took {call.duration:.1f} s, and {limit:.1f} s are allowed now"
-            f" ({LIMIT:g} s on an idle machine): make it faster, or mark it `full`"
-        )
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the items of the short tier above their share, and how long the tier took, summed over all workers."""
+    long, total = _short_tier(terminalreporter)
+    terminalreporter.section("the short tier")
+    for report in long:
+        terminalreporter.write_line(f"{report.duration:6.1f} s  {report.nodeid}")
+    terminalreporter.write_line(
+        f"{len(long)} items took more than {SHARE:g} s; all items together took {total:.1f} s"
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run whose short tier took more than FASTCOLL_TEST_SUM seconds; only a nightly job sets a limit."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    limit = float(os.environ.get("FASTCOLL_TEST_SUM", "inf"))
+    if reporter is not None and _short_tier(reporter)[1] > limit:  # a worker has no reporter
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _short_tier(reporter: pytest.TerminalReporter) -> tuple[list[pytest.TestReport], float]:
+    """Return the calls above their share, slowest first, and the tier's seconds, fixtures included."""
+    tier = [
+        report
+        for reports in reporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and not {"full", "gpu"} & set(report.keywords)
+    ]
+    long = [report for report in tier if report.when == "call" and report.duration > SHARE]
+    return sorted(long, key=lambda report: -report.duration), sum(r.duration for r in tier)

@@ -14,6 +14,7 @@ from on_ranks import on_ranks
 from oracle import assert_same
 from suite_rules import until
 from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
+from torch.multiprocessing.reductions import StorageWeakRef
 from words import await_word, say
 
 PATIENCE = 20.0
@@ -121,19 +122,24 @@ def test_dropped_handle():
 
 @on_ranks(2)
 def test_dropped_inputs():
-    """The backend keeps what it reads and writes alive."""
-    size = dist.get_world_size()
-    outputs = [torch.empty(50_000) for _ in range(size)]
-    if dist.get_rank() == 1:
-        time.sleep(0.1)
-    works = [dist.all_gather(outputs, torch.full((50_000,), dist.get_rank() + 1.0), async_op=True)]
-    works.append(dist.all_reduce(torch.ones(50_000), async_op=True))
-    junk = [torch.full((50_000,), -1.0) for _ in range(20)]
+    """The backend keeps what it reads alive, until it has read it."""
+    rank, outputs = dist.get_rank(), [torch.empty(50_000) for _ in range(dist.get_world_size())]
+    given = [torch.full((50_000,), rank + 1.0), torch.ones(50_000)]
+    kept = [StorageWeakRef(tensor.untyped_storage()) for tensor in given]
+    if rank == 1:
+        await_word("looked")
+    works = [dist.all_gather(outputs, given[0], async_op=True)]
+    works.append(dist.all_reduce(given[1], async_op=True))
+    del given
+    if rank == 0:
+        assert not any(one.expired() for one in kept)
+        say("looked")
     for work in works:
         work.wait()
     for source, output in enumerate(outputs):
         assert_same(output, torch.full((50_000,), source + 1.0))
-    assert len(junk) == 20
+    del work, works
+    until(lambda: all(one.expired() for one in kept))
 
 
 @on_ranks(2)

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import functools
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,6 +11,7 @@ import device_ranks
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from suite_rules import until
 from torch import Tensor
 from world_rank import here
 
@@ -59,8 +59,7 @@ class StandIn:
 
     def wait_for(self, name: str) -> None:
         """Waits until this process is in a call of this name, or has been."""
-        while name not in self.names():
-            time.sleep(0.001)
+        until(lambda: name in self.names())
 
 
 stand_in = StandIn()

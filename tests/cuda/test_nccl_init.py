@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in, store
+from suite_rules import bound, until
 from world_rank import here
 
 from fastcoll.cuda.errors import Member
@@ -205,23 +206,21 @@ def test_a_rank_that_never_comes_is_named_in_the_set_time() -> None:
         start = time.monotonic()
         with pytest.raises(dist.DistBackendError) as caught:
             create(timeout=0.7)
-        assert 0.7 <= time.monotonic() - start < 20
+        assert 0.7 <= time.monotonic() - start < bound(2.0)
         assert "timed out after 700 ms: rank 1 has not arrived" in str(caught.value)
     shared = store("done")
     shared.set(f"{here().rank}", "")
-    shared.wait(["0", "1"], timedelta(seconds=20))
+    shared.wait(["0", "1"], timedelta(seconds=bound(15)))
     assert create(name="again").destroy()
 
 
 @on_stand_in(2)
 def test_an_init_that_hangs_is_given_up_by_all() -> None:
-    """NCCL's init of rank 1 does not end. Both give up, and leave it behind."""
+    """NCCL's init of rank 1 does not end. Both give up, rank 0 long before its own timeout, and leave it behind."""
     if here().rank == 1:
         stand_in.inject("hang", "initRank")
-    start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as caught:
-        create(timeout=0.7 if here().rank == 1 else 30)
-    assert time.monotonic() - start < 20
+        create(timeout=0.7 if here().rank == 1 else 60)
     assert (
         "timed out after 700 ms: all ranks began NCCL's init, which has not ended here"
         if here().rank == 1
@@ -257,14 +256,18 @@ def test_an_init_that_fails_is_told_to_all(size: int, status: int) -> None:
 @on_stand_in(2)
 def test_aborted_while_made() -> None:
     if here().rank == 0:
-        engine = engine_of("g")
-        timer = threading.Timer(0.2, engine.communicators.abort_all)
-        timer.start()
-        start = time.monotonic()
+        engine, before = engine_of("g"), store("g").num_keys()
+
+        def abort() -> None:
+            # Its record is there: it waits for rank 1, or will.
+            until(lambda: store("g").num_keys() > before)
+            engine.communicators.abort_all()
+
+        thread = threading.Thread(target=abort)
+        thread.start()
         with pytest.raises(dist.DistBackendError, match="aborted before it was made"):
             engine.prepare(0, -1, False)
-        assert time.monotonic() - start < 10
-        timer.join()
+        thread.join()
 
 
 @on_stand_in(2)

@@ -7,7 +7,7 @@ import pytest
 
 # One rank, whose device does nothing for it until `token` is released; what follows is the case.
 HEAD = """
-import ctypes, os, tempfile, time
+import ctypes, os, time
 from datetime import timedelta
 import device_ranks
 given = os.environ.get("FASTCOLL_ERROR_HANDLING")
@@ -29,7 +29,7 @@ def aborted():
     while "the group is aborted" not in open("stderr").read():
         time.sleep(0.05)
 
-store = dist.FileStore(tempfile.mktemp(), 1)
+store = dist.HashStore()
 dist.init_process_group("fastcoll", store=store, rank=0, world_size=1, timeout=timedelta(seconds=1))
 x = torch.ones(3, device="recording")
 dist.all_reduce(x)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -12,23 +13,27 @@ from fault_rank import Rank
 import fastcoll.trace
 
 
-def tell_in_call(rank: Rank, calls: int = 1) -> None:
-    """Tell the test "in call" when this process has begun so many collectives and messages more.
+def once_in_call(then: Callable[[], None], calls: int = 1) -> None:
+    """Call a function, in a thread, when this process has begun so many collectives and messages more.
 
-    A thread reads the trace, which has a record of each call from its begin on. The last of the calls must not be one
-    that ends by itself: the rank's next word could come before this one.
+    The thread counts the calls, each of which counts from its begin on.
     """
     before = _begun()
 
-    def tell() -> None:
-        if IS_GLOO:
-            time.sleep(0.3)  # Gloo keeps no record of its calls that another thread could read
-        else:
-            while _begun() < before + calls:
-                time.sleep(0.002)
-        rank.tell("in call")
+    def look() -> None:
+        while _begun() < before + calls:
+            time.sleep(0.002)
+        then()
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=look, daemon=True).start()
+
+
+def tell_in_call(rank: Rank, calls: int = 1) -> None:
+    """Tell the test "in call" when this process has begun so many collectives and messages more.
+
+    The last of the calls must not be one that ends by itself: the rank's next word could come before this one.
+    """
+    once_in_call(lambda: rank.tell("in call"), calls)
 
 
 def others_first(rank: Rank, last: int, seconds: float) -> None:
@@ -51,6 +56,10 @@ def soon(seconds: float, group: dist.ProcessGroup | None = None) -> None:
 
 def _begun() -> int:
     """Return how many calls this process has begun."""
+    if IS_GLOO:
+        groups = list(dist.distributed_c10d._world.pg_map)
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
+        return sum(backend._get_sequence_number_for_group() for backend in backends)
     try:
         return fastcoll.trace.dump()["fastcoll"]["recorded"]
     except RuntimeError:  # there is no group yet

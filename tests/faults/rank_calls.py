@@ -52,6 +52,25 @@ def broadcast(rank: Rank, count: int, root: int = 0, group: Any = None) -> None:
     assert torch.all(tensor == root), WRONG
 
 
+def reduce(rank: Rank, count: int, root: int = 0) -> None:
+    tensor = torch.ones(count)
+    dist.reduce(tensor, root)
+    assert rank.rank != root or torch.all(tensor == rank.size), WRONG
+
+
+def gather(rank: Rank, count: int, root: int = 0) -> None:
+    tensors = [torch.empty(count) for _ in range(rank.size)] if rank.rank == root else []
+    dist.gather(torch.full((count,), float(rank.rank)), tensors or None, root)
+    assert all(torch.all(tensor == r) for r, tensor in enumerate(tensors)), WRONG
+
+
+def scatter(rank: Rank, count: int, root: int = 0) -> None:
+    tensor, all_ranks = torch.empty(count), range(rank.size)
+    tensors = [torch.full((count,), float(r)) for r in all_ranks] if rank.rank == root else None
+    dist.scatter(tensor, tensors, root)
+    assert torch.all(tensor == rank.rank), WRONG
+
+
 def all_gather(rank: Rank, count: int) -> None:
     tensors = [torch.empty(count) for _ in range(rank.size)]
     dist.all_gather(tensors, torch.full((count,), float(rank.rank)))

@@ -27,8 +27,11 @@ from rank_calls import (
     all_to_all,
     barrier,
     broadcast,
+    gather,
+    reduce,
     reduce_scatter,
     repeated,
+    scatter,
     swap,
 )
 from suite_rules import bound
@@ -95,6 +98,9 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
             *("000", 1, all_reduce_with_much_memory, []), marks=[pytest.mark.full, plays(3)]
         ),
         pytest.param("000", 1, broadcast, [LARGE, 2], marks=pytest.mark.full),
+        pytest.param("000", 1, reduce, [LARGE, 2], marks=pytest.mark.full),
+        pytest.param("000", 1, gather, [LARGE // 4, 2], marks=pytest.mark.full),
+        pytest.param("000", 1, scatter, [LARGE // 4, 2], marks=pytest.mark.full),
         pytest.param("000", 1, all_gather, [LARGE // 4], marks=pytest.mark.full),
         pytest.param("000", 1, reduce_scatter, [LARGE // 4], marks=pytest.mark.full),
         pytest.param("000", 1, barrier, [], marks=pytest.mark.full),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from fault_rank import PATIENT, Rank, catch
 from in_call import tell_in_call
-from odd_stores import Slow
+from odd_stores import Between, Slow
 from rank_calls import swap
 from suite_rules import bound
 
@@ -24,11 +24,30 @@ pytestmark = beyond_gloo("how fastcoll's ranks meet")
 # --- messages -------------------------------------------------------------------------------------
 
 
+class Ending(Between):
+    """A store that tells the test when a first read of it has failed."""
+
+    def __init__(self, store: dist.Store, rank: Rank) -> None:
+        super().__init__(store)
+        self.rank, self.ended = rank, False
+
+    def check(self, keys):
+        try:
+            return super().check(keys)
+        except Exception:
+            if not self.ended:
+                self.rank.tell("noticed")
+            self.ended = True
+            raise
+
+
 def store_ends(rank: Rank):
     """Rank 2 holds the store and has not made the group; ranks 0 and 1 have met for messages."""
     store = rank.store_of(2)
     if rank.rank == 2:
         return rank.hear()
+    if rank.rank == 1:
+        store = Ending(store, rank)
     rank.init(store=store)
     x = torch.full((3,), rank.rank + 1.0)
     if rank.rank == 0:
@@ -51,7 +70,7 @@ def test_a_wait_for_a_message_outlives_the_store(jobs):
     assert [job.hear(0), job.hear(1)] == ["met", "in call"]
     job.kill(2)
     job.end(2)
-    time.sleep(0.5)  # the thread of the rank that waits reads the store five times a second
+    assert job.hear(1) == "noticed"  # by the thread that reads the store five times a second
     job.tell(0)
     assert job.hear(1) == [1.0] * 3
     job.tell(0)

@@ -3,8 +3,8 @@
 import os
 import signal
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from in_time import assert_raised
 from machine import own_process_ids
 from odd_stores import HidesLinks
 from on_ranks import on_ranks
-from suite_rules import bound
+from suite_rules import bound, until
 
 SMALL, LARGE = 8, 3_000_000
 """Elements: in one record, and with a body that goes by itself."""
@@ -82,8 +82,7 @@ def killed_within(rank: Rank):
         return rank.hear()
     into = torch.zeros_like(tensor)
     work = dist.irecv(into, 0)
-    while into[200_000] == 0:
-        time.sleep(0.0005)
+    until(lambda: into[200_000] != 0)
     rank.tell("under way")
     os.kill(os.getpid(), signal.SIGSTOP)
     fault = catch(work.wait)
@@ -92,18 +91,11 @@ def killed_within(rank: Rank):
     return fault, bool(torch.all(into == 7))
 
 
-def until_stopped(pid: int) -> None:
-    end = time.monotonic() + bound(20)
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < end, "the rank has not stopped itself"
-        time.sleep(0.001)
-
-
 def test_a_sender_that_dies_within_a_message(jobs):
     job = jobs(2, killed_within, hosts="01")
     job.hear(0)
     job.hear(1)
-    until_stopped(job.pids[1])
+    until(lambda: psutil.Process(job.pids[1]).status() == psutil.STATUS_STOPPED)
     job.kill(0)
     assert job.end(0) == -9
     job.signal(1, signal.SIGCONT)
@@ -119,10 +111,7 @@ def test_long_messages_that_nobody_waits_for_end(rank):
     other = 1 - rank.rank
     into = torch.empty(LARGE)
     works = [dist.isend(torch.full((LARGE,), float(rank.rank)), other), dist.irecv(into, other)]
-    end = time.monotonic() + bound(2.5)
-    while not all(work.is_completed() for work in works) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert all(work.is_completed() for work in works)
+    until(lambda works=works: all(work.is_completed() for work in works))
     for work in works:
         work.wait()
     del work, works  # they keep the group

@@ -61,19 +61,25 @@ def environment(tmp_path):
     }
 
 
-def a_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+@pytest.fixture
+def port():
+    """A port that no other process is given during the test.
+
+    The socket does not listen, so a store, which reuses addresses, can.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield held.getsockname()[1]
 
 
-def of_the_document(path: Path) -> list[str]:
+def of_the_document(path: Path, port: int) -> list[str]:
     """Return the two ways of the document to start under Slurm, for nodes of EACH ranks."""
     text = DOCUMENT.read_text().partition("## Slurm")[2]
     block = re.search(r"```bash\n(.*?)```", text, re.DOTALL)
     assert block is not None
     script = f"{SCRIPTS / 'train.py'} {path} {STEPS} destroy"
-    lines = block[1].replace("=8", f"={EACH}").replace("29500", str(a_port()))
+    lines = block[1].replace("=8", f"={EACH}").replace("29500", str(port))
     first, second = lines.replace("script.py", script).split("\n\n")
     head = first.splitlines()[0]
     assert head.startswith("head=")
@@ -87,8 +93,8 @@ def assert_trained(printed: str, path: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("way", [0, 1], ids=["torchrun a node", "rank a task"])
-def test_slurm(tmp_path, environment, way):
-    command = of_the_document(tmp_path / "model")[way]
+def test_slurm(tmp_path, environment, port, way):
+    command = of_the_document(tmp_path / "model", port)[way]
     job = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NNODES": str(NODES), "SLURM_JOB_ID": "4711"}
     done = subprocess.run(
         ["bash", "-eu", "-c", command],
@@ -102,10 +108,9 @@ def test_slurm(tmp_path, environment, way):
     assert_trained(done.stdout, tmp_path / "model", NODES * EACH)
 
 
-def test_kubernetes(tmp_path, environment):
+def test_kubernetes(tmp_path, environment, port):
     """Two pods of Kubeflow's TrainJob."""
     command = ["torchrun", str(SCRIPTS / "train.py"), str(tmp_path / "model"), str(STEPS)]
-    port = a_port()
     jobs = [
         subprocess.Popen(
             [*command, "destroy"],

@@ -1,66 +1,96 @@
-"""The rules of tests/suite_rules.py, on reports made by hand."""
+"""The rules of tests/suite_rules.py, on reports made by hand and on runs of pytest."""
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import suite_rules
 from pauses import Pauses
+from suite_rules import bound
 
 
-def report_of(
-    monkeypatch, *, seconds=0.1, marks=(), skip=None, load=0.0, selected="not gpu and not full"
-):
-    """Returns the report of an item after the rules have seen it."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
-    monkeypatch.setattr(suite_rules, "LIMIT", 5.0)  # FASTCOLL_TEST_SECONDS may have set another
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    config = SimpleNamespace(option=SimpleNamespace(markexpr=selected))
-    item = SimpleNamespace(
-        nodeid="test_x.py::test", get_closest_marker=lambda m: m in marks, config=config
-    )
+def report_of(skip):
+    """Returns the report of a skipped item after the rules have seen it."""
     report = SimpleNamespace(
-        when="call",
-        skipped=skip is not None,
-        passed=skip is None,
-        outcome="passed" if skip is None else "skipped",
-        longrepr=("test_x.py", 3, f"Skipped: {skip}"),
+        skipped=True, outcome="skipped", longrepr=("test_x.py", 3, f"Skipped: {skip}")
     )
-    rules = suite_rules.pytest_runtest_makereport(item, SimpleNamespace(duration=seconds))
+    item = SimpleNamespace(nodeid="test_x.py::test")
+    rules = suite_rules.pytest_runtest_makereport(item, None)
     next(rules)
     with pytest.raises(StopIteration) as end:
         rules.send(report)
     return end.value.value
 
 
-@pytest.mark.parametrize(("slack", "limit"), [("1", 5.0), ("4", 10.0)])
-def test_an_unmarked_item_above_the_limit_fails(monkeypatch, slack, limit):
-    monkeypatch.setenv("FASTCOLL_TEST_SLACK", slack)
-    assert report_of(monkeypatch, seconds=0.98 * limit).outcome == "passed"
-    slow = report_of(monkeypatch, seconds=1.02 * limit)
-    assert slow.outcome == "failed" and "mark it `full`" in slow.longrepr
+OF_A_RUN = """
+import time
+import pytest
+import suite_rules
+from suite_rules import pytest_sessionfinish, pytest_terminal_summary
+
+suite_rules.SHARE = {share}
+
+def test_short():
+    time.sleep(0.2)
+
+@pytest.mark.full
+def test_long():
+    time.sleep(0.2)
+"""
 
 
-def test_the_limit_grows_with_what_else_runs(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setenv("FASTCOLL_TEST_SLACK", "1")
-    assert report_of(monkeypatch, seconds=9.9, load=4.0).outcome == "passed"
-    assert report_of(monkeypatch, seconds=10.1, load=4.0).outcome == "failed"
+@pytest.mark.parametrize(
+    ("workers", "share", "most", "listed", "status"),
+    [
+        (1, 0.1, "0.1", True, pytest.ExitCode.TESTS_FAILED),
+        (0, 60, None, False, pytest.ExitCode.OK),
+    ],
+)
+def test_the_end_of_a_run_lists_long_items(tmp_path, workers, share, most, listed, status):
+    """Only a run with a limit for the sum fails because it took long."""
+    (tmp_path / "conftest.py").write_text(OF_A_RUN.format(share=share).partition("def test")[0])
+    (tmp_path / "test_run.py").write_text(OF_A_RUN.format(share=share))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "FASTCOLL"))}
+    environment["PYTHONPATH"] = str(Path(suite_rules.__file__).parent)
+    environment |= {"FASTCOLL_TEST_SUM": most} if most else {}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        f"--rootdir={tmp_path}",
+        "-c/dev/null",
+        f"-n{workers}",
+    ]
+    ended = subprocess.run(
+        [*command, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=bound(30),
+    )
+    assert ended.returncode == status, ended.stdout
+    assert "2 passed" in ended.stdout
+    text = ended.stdout.partition("the short tier")[2]
+    assert f"{int(listed)} items took more than {share:g} s; all items together took " in text
+    assert ("test_run.py::test_short" in text) == listed and "test_long" not in text
 
 
 def test_a_skip_for_another_reason_than_those_listed_fails(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
-    assert report_of(monkeypatch, skip="torch finds no CUDA device").outcome == "skipped"
-    found = report_of(monkeypatch, skip="it did not work today")
+    assert report_of("torch finds no CUDA device").outcome == "skipped"
+    found = report_of("it did not work today")
     assert found.outcome == "failed" and "it did not work today" in found.longrepr
 
 
 def test_ci_has_the_tools_that_a_developer_may_lack(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
-    assert report_of(monkeypatch, skip="needs root: a user").outcome == "skipped"
+    assert report_of("needs root: a user").outcome == "skipped"
     monkeypatch.setenv("CI", "true")
-    assert report_of(monkeypatch, skip="needs root: a user").outcome == "failed"
+    assert report_of("needs root: a user").outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +120,6 @@ def test_a_machine_that_stands_still_makes_bounds_longer(monkeypatch):
     assert suite_rules.bound(1.0) == 2.0
     pauses.slept(now + 0.3 + 10.0)
     assert suite_rules.bound(1.0) == pytest.approx(2.0 + 10.0 - 0.05)
-    assert report_of(monkeypatch, seconds=14.0).outcome == "passed"
     suite_rules.pytest_runtest_setup()
     assert suite_rules.bound(1.0) == 2.0, "a pause counts for the test that it met"
 

@@ -1,23 +1,16 @@
 """What the ranks of a soak do, and what they sample of themselves meanwhile."""
 
-import ctypes
 import dataclasses
 import os
 import random
-import tempfile
 import time
-from pathlib import Path
-from xml.etree import ElementTree
 
 import torch
 import torch.distributed as dist
 from backend import shared_bytes
 from fault_rank import Rank
+from own_memory import allocated_bytes
 from rank_calls import WRONG, all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
-LIBC = ctypes.CDLL(None)
-LIBC.fopen.restype = ctypes.c_void_p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +22,6 @@ class Sample:
         rounds: of the load, done so far.
         allocated: bytes that malloc has given out and not got back. torch itself keeps 130 to 180 bytes of each new
             group, with any backend.
-        resident: bytes of memory of its own, without shared memory and what glibc keeps of the freed in whole pages.
-            What torch notes of each new group lands in the room that a tensor has left, so that the next tensor needs
-            other room: this grows by more than what is allocated.
         shared: bytes of shared memory that its groups have reserved.
         descriptors: open ones.
         threads: those running.
@@ -41,7 +31,6 @@ class Sample:
     at: float
     rounds: int
     allocated: int
-    resident: int
     shared: int
     descriptors: int
     threads: int
@@ -50,38 +39,17 @@ class Sample:
 
 def sample(start: float, rounds: int) -> Sample:
     """Look at this process."""
-    LIBC.malloc_trim(0)
-    pages, shared_pages = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     with open("/proc/self/maps") as maps:
         mappings = sum("memfd:fastcoll" in line for line in maps)
     return Sample(
         time.monotonic() - start,
         rounds,
         allocated_bytes(),
-        (pages - shared_pages) * PAGE,
         shared_bytes(),
         len(os.listdir("/proc/self/fd")),
         len(os.listdir("/proc/self/task")),
         mappings,
     )
-
-
-def allocated_bytes() -> int:
-    """Return what malloc has given out, of all its arenas, by malloc_info(3)."""
-    with tempfile.NamedTemporaryFile() as file:
-        stream = ctypes.c_void_p(LIBC.fopen(file.name.encode(), b"w"))
-        LIBC.malloc_info(0, stream)
-        LIBC.fclose(stream)
-        arenas = ElementTree.parse(file.name).getroot()
-    free, mapped = 0, 0
-    for total in arenas.findall("total"):
-        if total.get("type") == "mmap":
-            mapped = int(total.attrib["size"])
-        else:
-            free += int(total.attrib["size"])
-    from_system = arenas.find("system[@type='current']")
-    assert from_system is not None
-    return int(from_system.attrib["size"]) + mapped - free
 
 
 class Load:

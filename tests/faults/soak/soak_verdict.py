@@ -1,20 +1,18 @@
 """Whether what the ranks sampled grows.
 
-What leaked is there in the quietest moment too, while tensors in use and idle threads come and go. So the
-samples behind a warm-up of a quarter of the time, in which buffers, thread pools and malloc's arenas get their
-size, are cut into blocks, and a straight line is fitted to the blocks' minima (Theil and Sen: the median of
-all slopes, which single ones do not move). What it says was gained over the whole run is held against a threshold:
+What leaked is there in the quietest moment too, while tensors in use and idle threads come and go. So the samples
+behind a warm-up of a quarter of the time, in which buffers and thread pools get their size, are cut into blocks. A
+straight line is fitted to the blocks' minima (Theil and Sen: the median of all slopes, which single ones do not
+move). What it says was gained over the whole run is held against a threshold:
 
 * descriptors, threads, mappings: half of one. A leak of one a minute is 5 in five minutes.
 * shared memory: 4 MiB, two rings: groups that were just destroyed rest for a second before their memory is
   given back, so that single samples differ by about as much, but not their trend.
-* memory of the process: 8 MiB. malloc keeps what is free between what is not; one lost message of the
-  load's usual sizes at each round would be many times that.
+* allocated memory: 8 MiB; one lost message of the load's usual sizes at each round would be many times that.
 
-In less than a minute the warm-up is not over: threads of the pool, of which there are a few, come with the
-first works and go after two idle seconds, and malloc still gets its arenas. Such a run finds leaks of each round
-only: the minimum of its last third may be three threads and 64 MiB above that of the first behind
-the warm-up: each thread's arena keeps up to a round's tensors, 14 MB.
+In less than a minute the warm-up is not over: threads of the pool, of which there are a few, come with the first
+works and go after two idle seconds. Such a run finds leaks of each round only: the minimum of its last third may be
+three threads and 32 MiB above that of the first behind the warm-up, because a round's tensors are up to 14 MB.
 """
 
 import itertools
@@ -38,11 +36,10 @@ THRESHOLDS = {
     "mappings": 0.5,
     "shared": 4 * MIB,
     "allocated": 8 * MIB,
-    "resident": 32 * MIB,
 }
 """Growth over the run that counts as none, by attribute of Sample."""
 
-LOOSE = THRESHOLDS | {"threads": 3.0, "allocated": 32 * MIB, "resident": 64 * MIB}
+LOOSE = THRESHOLDS | {"threads": 3.0, "allocated": 32 * MIB}
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
