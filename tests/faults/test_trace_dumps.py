@@ -1,6 +1,7 @@
 """Something goes wrong: who was it, say torch's analyser and ours, of the dumps that the ranks wrote by themselves."""
 
 import json
+import os
 import pickle
 import signal
 import time
@@ -171,6 +172,20 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
     # Both go on.
     job.tell(ODD)
     assert job.hear(ODD) == "calls"
+
+
+def is_called_too(rank: Rank, path: str):
+    seen = []
+    signal.signal(signal.SIGUSR2, lambda *_: seen.append(1))
+    rank.init()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    wait_for(Path(path))
+    return seen
+
+
+def test_the_program_s_own_handler_of_the_signal_is_called_too(traced, folder):
+    job = traced(1, is_called_too, str(folder / "t_0"), FASTCOLL_TRACE_SIGNAL="USR2")
+    assert job.hear(0) == [1]
 
 
 def receives_for_ever(rank: Rank, *source: int):

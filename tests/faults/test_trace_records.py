@@ -102,6 +102,19 @@ def test_only_the_last_calls_are_kept(rank, kept):
     assert dump["fastcoll"]["recorded"] == 49
 
 
+@on_ranks(1, world="job")
+def test_calls_of_a_group_that_has_ended_are_kept(rank):
+    rank.init()
+    ended = dist.new_group([0])
+    dist.all_reduce(torch.ones(2), group=ended)
+    dist.destroy_process_group(ended)
+    dist.all_reduce(torch.ones(3))
+    dist.new_group([0])
+    dump = fastcoll.trace.dump()
+    assert [entry["input_sizes"] for entry in dump["entries"]] == [[[2]], [[3]]]
+    assert dump["fastcoll"]["unreadable"] == 0
+
+
 @on_ranks(1, world="job", environment={"FASTCOLL_TRACE_SIZE": "0"})
 def test_it_can_be_switched_off(rank):
     rank.init()

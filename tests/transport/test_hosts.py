@@ -229,6 +229,27 @@ def wires(placement):
     dist.destroy_process_group(group)
 
 
+def averages_on_unequal_hosts(placement):
+    """Every rank counts alike, however many are on its host; the values are exact in the wire's type."""
+    rank, size = here().rank, here().size
+    group = dist.new_group()
+    for wire in (torch.bfloat16, torch.half):
+        for count in (100, 150_001):
+            tensor = torch.full((count,), float(size * rank * rank))
+            group._get_backend(tensor.device).all_reduce_fused([tensor], dist.ReduceOp.AVG, wire)
+            assert_same(tensor, torch.full((count,), float(sum(r * r for r in range(size)))))
+    dist.destroy_process_group(group)
+
+
+def long_with_gaps(placement):
+    """A long message from or to a tensor that is not contiguous is copied on its way."""
+    group = dist.new_group()
+    for name in ("scatter", "gather", "all_to_all"):
+        for layouts in (("contiguous", "step"), ("step", "contiguous")):
+            Runner(Case(name, "SUM", torch.float, (20_000,), *layouts), group).check()
+    dist.destroy_process_group(group)
+
+
 def reduces_by_parts(placement):
     """An uneven reduce_scatter, which is a reduce to each rank: all of one number, some of no concern to a host.
 
@@ -313,6 +334,8 @@ def of(function, short, full=(), *arguments):
         *of(wires, ["0011"], ["012", "00001111", "00112233"]),
         *of(long_and_short, ["0011", "0123"], ["0101", "0012"]),
         *of(long_with_a_root, ["0102"], ["0011", "0123"]),
+        *of(averages_on_unequal_hosts, ["001"]),
+        *of(long_with_gaps, ["0102"]),
         *of(reduces_by_parts, [], ["012"]),
     ],
 )
