@@ -108,10 +108,11 @@ def test_calls_of_a_group_that_has_ended_are_kept(rank):
     ended = dist.new_group([0])
     dist.all_reduce(torch.ones(2), group=ended)
     dist.destroy_process_group(ended)
+    del ended  # the trace's group ends with it
     dist.all_reduce(torch.ones(3))
-    dist.new_group([0])
+    dist.all_reduce(torch.ones(4), group=dist.new_group([0]))  # which forgets groups
     dump = fastcoll.trace.dump()
-    assert [entry["input_sizes"] for entry in dump["entries"]] == [[[2]], [[3]]]
+    assert [entry["input_sizes"] for entry in dump["entries"]] == [[[2]], [[3]], [[4]]]
     assert dump["fastcoll"]["unreadable"] == 0
 
 

@@ -159,7 +159,9 @@ def texts(*all_texts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "entries", [b"what is this", texts(b"a"), texts(b"a", b"b") + b"\0", texts(b"a", b"b")[:-1]]
+    "entries",
+    [b"what is this", texts(b"a"), texts(b"a", b"b") + b"\0", texts(b"a", b"b")[:-1]],
+    ids=["text", "short", "long", "cut"],
 )
 def test_a_list_of_somebody_else_is_refused(entries: bytes) -> None:
     store = dist.HashStore()
