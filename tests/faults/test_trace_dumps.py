@@ -222,7 +222,9 @@ def fails_at_last(rank: Rank, path: str):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     if rank.rank == 0:
         fault = catch(backend.monitored_barrier, timedelta(milliseconds=300))
-        assert fault is not None and "monitoredBarrier" in fault.text and not Path(path).exists(), fault
+        assert fault is not None and "monitoredBarrier" in fault.text and not Path(path).exists(), (
+            fault
+        )
     dist.all_reduce(torch.ones(1))
     return catch(dist.all_reduce, torch.ones(2 + rank.rank))
 

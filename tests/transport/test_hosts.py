@@ -188,7 +188,12 @@ def large(placement):
 def links(placement):
     """Whatever the link is thought to be: sizes around the parts and frames that messages are cut into."""
     size = here().size
-    for link_bytes, ring_bytes in ((0, 2 << 20), (0, 16 << 10), (20 << 10, 2 << 20), (1 << 62, 2 << 20)):
+    for link_bytes, ring_bytes in (
+        (0, 2 << 20),
+        (0, 16 << 10),
+        (20 << 10, 2 << 20),
+        (1 << 62, 2 << 20),
+    ):
         table = C.Tuning()
         table.link_bytes = link_bytes
         group = dist.new_group(pg_options=fastcoll.Options(tuning=table, ring_bytes=ring_bytes))
