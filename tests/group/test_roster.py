@@ -121,6 +121,21 @@ def test_a_fault_is_cut_between_letters() -> None:
     assert set(text[1:].rstrip("?")) == {"\u00e9"}
 
 
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ("B1700000000000 text", "text"),
+        *((value, None) for value in ("", "B", "B17 ", "B text", "B17x text", "X17 text")),
+    ],
+)
+def test_only_what_has_the_form_of_a_fault_is_one(value: str, text: str | None) -> None:
+    store = dist.HashStore()
+    one = roster(store, 0, 1)
+    come_together(one, 0)
+    store.set(f"fastcoll/f/g{one.id}", value)
+    assert one.told() == text
+
+
 def test_what_ends_a_wait_comes_out() -> None:
     one = roster(dist.HashStore(), 0, 2)
     one.publish()
