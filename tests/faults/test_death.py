@@ -251,6 +251,7 @@ def message_to_the_dead(rank: Rank, call, count: int, used: bool):
         ],
         # A group without collectives, short and long messages.
         *[("01", *call, False) for call in ((receive, 8), (receive, 3_000_000), (send, 3_000_000))],
+        ("01", receive_from_any, 8, False),
     ],
 )
 def test_killed_partner_of_a_message(jobs, hosts, call, count, used):

@@ -215,3 +215,34 @@ def test_the_fault_of_an_earlier_life_is_not_this_one_s(jobs, first, environment
     assert job.hear(first) == "in call"
     job.tell(1 - first)
     assert set(job.hear_all().values()) == {(None, 2.0)}
+
+
+def fails_and_is_killed(rank: Rank):
+    rank.init()
+    soon(0.5)
+    rank.tell(catch(dist.all_reduce, torch.ones(10)) if rank.rank == 0 else None)
+    rank.hear()
+
+
+def takes_their_place(rank: Rank):
+    if rank.rank == 0:
+        rank.hear()
+    rank.init()
+    tensor = torch.ones(10)
+    fault = catch(dist.all_reduce, tensor)
+    dist.destroy_process_group()
+    return fault, tensor[0].item()
+
+
+def test_the_fault_of_a_rank_that_was_killed_is_not_the_next_one_s(jobs):
+    """What the killed rank wrote is still in the store, and so is its record."""
+    job = jobs(2, fails_and_is_killed, prefix="killed/")
+    assert "Timed out after 500 ms" in job.hear_all()[0].text
+    came = jobs.key(job, r"/c/\d+$").rpartition("/")[2]
+    for rank in job.pids:
+        job.kill(rank)
+    assert [job.end(rank) for rank in job.pids] == [-9] * 2
+    job = jobs(2, takes_their_place, prefix="killed/")
+    jobs.key(job, rf"/c/(?!{came}$)\d+$")  # rank 1 waits, and reads the record
+    job.tell(0)
+    assert set(job.hear_all().values()) == {(None, 2.0)}

@@ -133,8 +133,11 @@ def test_a_rank_never_calls(jobs, hosts, absent, text, call, arguments):
     for rank in short:
         job.tell(rank)
     answers = job.hear_all(but=absent)
-    for fault, after in answers.values():
+    for rank, (fault, after) in answers.items():
         assert_timed_out(fault, text)
+        assert f"[group '0', rank {rank}/{len(hosts)}, seq 3]: " in fault.text or IS_GLOO, (
+            fault.text
+        )
         missing = fault.text[fault.text.index("not arrived") :]
         assert all(job.name(rank) in missing for rank in absent), fault.text
         if hosts == "000":

@@ -1,6 +1,7 @@
 """Something goes wrong: who was it, say torch's analyser and ours, of the dumps that the ranks wrote by themselves."""
 
 import json
+import os
 import pickle
 import signal
 import time
@@ -173,6 +174,20 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
     assert job.hear(ODD) == "calls"
 
 
+def is_called_too(rank: Rank, path: str):
+    seen = []
+    signal.signal(signal.SIGUSR2, lambda *_: seen.append(1))
+    rank.init()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    wait_for(Path(path))
+    return seen
+
+
+def test_the_program_s_own_handler_of_the_signal_is_called_too(traced, folder):
+    job = traced(1, is_called_too, str(folder / "t_0"), FASTCOLL_TRACE_SIGNAL="USR2")
+    assert job.hear(0) == [1]
+
+
 def receives_for_ever(rank: Rank, *source: int):
     """The first message comes, the second does not."""
     rank.used()
@@ -206,10 +221,10 @@ def fails_at_last(rank: Rank, path: str):
     rank.used()
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     if rank.rank == 0:
-        options = dist.BarrierOptions()
-        options.timeout = timedelta(milliseconds=300)
-        fault = catch(backend.monitored_barrier, options)
-        assert fault is not None and not Path(path).exists()
+        fault = catch(backend.monitored_barrier, timedelta(milliseconds=300))
+        assert fault is not None and "monitoredBarrier" in fault.text and not Path(path).exists(), (
+            fault
+        )
     dist.all_reduce(torch.ones(1))
     return catch(dist.all_reduce, torch.ones(2 + rank.rank))
 

@@ -102,6 +102,20 @@ def test_only_the_last_calls_are_kept(rank, kept):
     assert dump["fastcoll"]["recorded"] == 49
 
 
+@on_ranks(1, world="job")
+def test_calls_of_a_group_that_has_ended_are_kept(rank):
+    rank.init()
+    ended = dist.new_group([0])
+    dist.all_reduce(torch.ones(2), group=ended)
+    dist.destroy_process_group(ended)
+    del ended  # the trace's group ends with it
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(4), group=dist.new_group([0]))  # which forgets groups
+    dump = fastcoll.trace.dump()
+    assert [entry["input_sizes"] for entry in dump["entries"]] == [[[2]], [[3]], [[4]]]
+    assert dump["fastcoll"]["unreadable"] == 0
+
+
 @on_ranks(1, world="job", environment={"FASTCOLL_TRACE_SIZE": "0"})
 def test_it_can_be_switched_off(rank):
     rank.init()

@@ -130,6 +130,21 @@ def test_a_fault_is_cut_between_letters() -> None:
     assert set(text[1:].rstrip("?")) == {"\u00e9"}
 
 
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ("B1700000000000 text", "text"),
+        *((value, None) for value in ("", "B", "B17 ", "B text", "B17x text", "X17 text")),
+    ],
+)
+def test_only_what_has_the_form_of_a_fault_is_one(value: str, text: str | None) -> None:
+    store = dist.HashStore()
+    one = roster(store, 0, 1)
+    come_together(one, 0)
+    store.set(f"fastcoll/f/g{one.id}", value)
+    assert one.told() == text
+
+
 def test_what_ends_a_wait_comes_out() -> None:
     one = roster(dist.HashStore(), 0, 2)
     one.publish()
@@ -137,10 +152,45 @@ def test_what_ends_a_wait_comes_out() -> None:
         one.gather(until(0.05))
 
 
-def test_a_list_of_somebody_else_is_refused() -> None:
+def test_what_a_round_left_ends_with_the_next() -> None:
+    store, size = dist.HashStore(), 3
+    ones = [roster(store, rank, size) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        list(pool.map(come_together, ones, range(size)))
+        before = store.num_keys()
+        list(pool.map(lambda one: one.exchange("second", b"", until(30)), ones))
+    assert store.num_keys() == before
+
+
+def test_a_rank_erases_what_it_wrote_under_a_roster_that_is_over() -> None:
+    store = dist.HashStore()
+    ones = [roster(store, rank, 2) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(come_together, ones, range(2)))
+    last = ones[1].id
+    again = roster(store, 0, 2)
+    again.publish()
+    again.gather(until(30))
+    assert again.id != last
+    assert ones[1].exchange("second", b"1", until(30), watch=True) is None
+    ones[1].erase()
+    assert not any(store.check([f"g/{last}/{round_}/1"]) for round_ in ("first", "second"))
+
+
+def texts(*all_texts: bytes) -> bytes:
+    """What rank 0 publishes of all ranks; see csrc/group/roster.hpp."""
+    return b"".join(len(text).to_bytes(4, "little") + text for text in all_texts)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [b"what is this", texts(b"a"), texts(b"a", b"b") + b"\0", texts(b"a", b"b")[:-1]],
+    ids=["text", "short", "long", "cut"],
+)
+def test_a_list_of_somebody_else_is_refused(entries: bytes) -> None:
     store = dist.HashStore()
     one = C.Roster(store, "g", 1, 2)
-    store.set("g/first", "what is this")
+    store.set("g/first", entries)
     with pytest.raises(
         dist.DistStoreError,
         match="the store holds an invalid entry of fastcoll: the entries of round 'first'",

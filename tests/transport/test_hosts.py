@@ -188,16 +188,18 @@ def large(placement):
 def links(placement):
     """Whatever the link is thought to be: sizes around the parts and frames that messages are cut into."""
     size = here().size
-    for link_bytes in (0, 20 << 10, 1 << 62):
+    for link_bytes, ring_bytes in ((0, 16 << 10), (20 << 10, 2 << 20), (1 << 62, 2 << 20)):
         table = C.Tuning()
         table.link_bytes = link_bytes
-        group = dist.new_group(pg_options=fastcoll.Options(tuning=table))
+        group = dist.new_group(pg_options=fastcoll.Options(tuning=table, ring_bytes=ring_bytes))
         for count in (0, 1, 15, 16, 17, 65, 300, 16_384, 16_385, 40_000):
             for case in (
                 *(Case("broadcast", shape=(count,), root=root) for root in range(size)),
                 Case("all_reduce", shape=(count,), exact=True),
                 Case("all_reduce", dtype=torch.bfloat16, shape=(count,), exact=True),
                 Case("reduce", shape=(count,), root=-1, exact=True),
+                Case("reduce_scatter_single", shape=(count,), exact=True),
+                Case("all_gather", shape=(count,)),
             ):
                 Runner(case, group).check()
         dist.destroy_process_group(group)
@@ -226,6 +228,18 @@ def wires(placement):
         backend.reduce_scatter_fused(part, given[rank], dist.ReduceOp.SUM, wire)
         exact = reduced([tensor.to(wire).float() for tensor in given], "SUM")
         assert_same(part, exact.chunk(size)[rank])
+    dist.destroy_process_group(group)
+
+
+def averages_on_unequal_hosts(placement):
+    """Every rank counts alike, however many are on its host; the values are exact in the wire's type."""
+    rank, size = here().rank, here().size
+    group = dist.new_group()
+    for wire in (torch.bfloat16, torch.half):
+        for count in (100, 150_001):
+            tensor = torch.full((count,), float(size * rank * rank))
+            group._get_backend(tensor.device).all_reduce_fused([tensor], dist.ReduceOp.AVG, wire)
+            assert_same(tensor, torch.full((count,), float(sum(r * r for r in range(size)))))
     dist.destroy_process_group(group)
 
 
@@ -313,6 +327,7 @@ def of(function, short, full=(), *arguments):
         *of(wires, ["0011"], ["012", "00001111", "00112233"]),
         *of(long_and_short, ["0011", "0123"], ["0101", "0012"]),
         *of(long_with_a_root, ["0102"], ["0011", "0123"]),
+        *of(averages_on_unequal_hosts, ["001"]),
         *of(reduces_by_parts, [], ["012"]),
     ],
 )
