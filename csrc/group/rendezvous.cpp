@@ -37,6 +37,7 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
       memory_(memory),
       process_(process),
       own_(own),
+      ranBefore_(processesAtFirstCall()),
       roster_(store, "fastcoll", memory.rank(), memory.size(),
               std::string(reinterpret_cast<const char*>(&own), sizeof own)),
       barriers_(store, "fastcoll/mb", memory.rank(), memory.size(), ""),
@@ -75,10 +76,13 @@ bool Rendezvous::mayBeStale(const GroupRecord& record) const {
   return false;
 }
 
-/// Whether the record's process has ended. A record from before this process began is no evidence:
-/// an earlier run may have left it in the store.
+/// Whether the record's process has ended. It counts only if it has run at the same time as this
+/// one: an earlier run may have left the record of another in the store.
 bool Rendezvous::processGone(const GroupRecord& record) const {
-  return record.createdAt >= own_.processBegan && processRuns(record) == 0;
+  if (processRuns(record) != 0) return false;
+  if (record.createdAt >= own_.processBegan) return true;
+  const auto before = ranBefore_.find(static_cast<int>(record.pid));
+  return before != ranBefore_.end() && before->second == record.processStart;
 }
 
 void Rendezvous::throwGone(const GroupRecord& record) {

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
-from fault_rank import PATIENT, Rank, catch
+from fault_rank import PATIENT, Rank, catch, footprint
 from in_call import tell_in_call
+from in_time import assert_raised
 from odd_stores import Slow
 from rank_calls import swap
 from suite_rules import bound
@@ -133,6 +134,31 @@ def test_a_slow_store_holds_up_no_messages_of_those_who_have_met(jobs):
     assert job.hear(0, bound(3.0)) == "done"
     job.tell(1)
     assert job.hear_all() == {0: [7.0, 7.0], 1: None, 2: [0.0, 0.0]}
+
+
+def awaits_a_rank_that_fails(rank: Rank):
+    """Rank 1 has found rank 0, which fails with rank 2, and never makes a call that needs rank 1."""
+    rank.init()
+    if rank.rank == 2:
+        return rank.hear()
+    if rank.rank == 0:
+        tell_in_call(rank)
+        rank.tell(catch(dist.recv, torch.ones(2), 2))
+        return rank.hear()  # still in the group
+    work = dist.irecv(torch.ones(2), 0)
+    while footprint().shared_memory < rank.before.shared_memory + 2:  # its own, and rank 0's
+        time.sleep(0.001)
+    rank.tell("found")
+    return catch(work.wait)
+
+
+def test_a_rank_reports_the_fault_of_one_that_has_not_found_it(jobs):
+    job = jobs(3, awaits_a_rank_that_fails)
+    assert [job.hear(0), job.hear(1)] == ["in call", "found"]
+    killed = job.kill(2)
+    for rank in (0, 1):
+        assert_raised(job.hear(rank), job.name(2), "died", since=killed, within=0.25)
+    job.tell(0)
 
 
 # --- collectives ----------------------------------------------------------------------------------
