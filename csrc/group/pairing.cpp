@@ -66,7 +66,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
     memory_.confirm(peer, record.nonce);
     return Met::Here;
   }
-  throwIfTold(faultKey(record.nonce));  // it may have failed, and so never means this instance
+  throwIfTold(record);  // it may have failed, and so never means this instance
   if (!bound && processGone(record)) throwGone(record);
   return Met::Pairing;
 }
@@ -96,7 +96,7 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
 
 void Rendezvous::throwIfLost(const GroupRecord& record) {
   throwIfGroupTold();
-  throwIfTold(faultKey(record.nonce));
+  throwIfTold(record);
   if (processGone(record)) throwGone(record);
 }
 

@@ -98,11 +98,14 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 }
 
 /// Throws the fault that a rank has written. Ignores one of an earlier instance of the group, whose
-/// record may still be there.
+/// record may still be there: it is from before this instance, and was there at the first look.
 void Rendezvous::throwIfTold(const GroupRecord& by) {
-  const std::string key = faultKey(by.nonce);
-  const auto fault = readFault(store_, key);
-  if (fault && fault->publishedAt >= made_) throwIfTold(key);
+  const auto fault = readFault(store_, faultKey(by.nonce));
+  std::unique_lock<std::mutex> lock(keysMutex_);
+  if (!fault) sound_.insert(by.nonce);
+  const bool counts = fault && (fault->publishedAt >= made_ || sound_.contains(by.nonce));
+  lock.unlock();
+  if (counts) throwFault(*fault);
 }
 
 /// Throws the fault of the ranks that agreed, if they have.
@@ -116,11 +119,13 @@ void Rendezvous::throwIfGroupTold() {
 }
 
 void Rendezvous::throwIfTold(const std::string& key) {
-  const auto fault = readFault(store_, key);
-  if (!fault) return;
-  const bool late = fault->kind == ErrorKind::Timeout && came_ > fault->publishedAt;
-  if (late) throw CameLate(fault->kind, prefix() + cameLate(*fault));
-  throw GroupLost(fault->kind, prefix() + fault->text);
+  if (const auto fault = readFault(store_, key)) throwFault(*fault);
+}
+
+void Rendezvous::throwFault(const Fault& fault) const {
+  const bool late = fault.kind == ErrorKind::Timeout && came_ > fault.publishedAt;
+  if (late) throw CameLate(fault.kind, prefix() + cameLate(fault));
+  throw GroupLost(fault.kind, prefix() + fault.text);
 }
 
 /// The error of a rank that arrives after the others have timed out. They can only name it as

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -148,6 +149,7 @@ class Rendezvous {
   void throwIfGroupTold();
   void throwIfLost(const GroupRecord& record);
   void throwIfTold(const GroupRecord& by);
+  [[noreturn]] void throwFault(const Fault& fault) const;
   std::string cameLate(const Fault& fault) const;
   bool bind(const GroupRecord& record, Milliseconds patience);
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
@@ -193,6 +195,7 @@ class Rendezvous {
   std::vector<GroupRecord> asked_;  // tryConnect(): of the peers that it has posted to
   std::mutex seenMutex_;
   std::vector<GroupRecord> seen_;  // coreEachIfKnown(): read so far; magic 0: not yet
+  std::set<std::uint64_t> sound_;  // nonces of records that were once read without a fault
 };
 
 }  // namespace fastcoll
