@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/weak_registry.hpp"
 
 namespace fastcoll {
 namespace {
@@ -90,6 +93,30 @@ std::optional<std::uint64_t> processStart(int pid) {
   std::uint64_t start = 0;
   fields >> start;
   return start;
+}
+
+namespace {
+
+struct RunningProcesses {
+  RunningProcesses() {
+    std::error_code error;
+    std::filesystem::directory_iterator entry("/proc", error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+      const std::string name = entry->path().filename();
+      const char* const end = name.data() + name.size();
+      int pid = 0;
+      if (std::from_chars(name.data(), end, pid).ptr != end) continue;
+      if (const auto start = processStart(pid).value_or(0)) starts[pid] = start;
+    }
+  }
+  std::unordered_map<int, std::uint64_t> starts;
+};
+
+}  // namespace
+
+const std::unordered_map<int, std::uint64_t>& processesAtFirstCall() {
+  static auto* all = new PerProcess<RunningProcesses>;
+  return all->get().starts;
 }
 
 std::uint64_t processBegan() {

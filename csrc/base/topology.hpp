@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_map>
 
 namespace fastcoll {
 
@@ -25,6 +26,9 @@ std::uint64_t pidNamespace();
 /// zombie. Nothing: the time cannot be read. Pids are reused, but pid and start time together
 /// identify a process for good.
 std::optional<std::uint64_t> processStart(int pid);
+/// The start times, by pid, of the processes that ran when this process called this first. It takes
+/// some 15 us for each process of the machine, once.
+const std::unordered_map<int, std::uint64_t>& processesAtFirstCall();
 /// Start time of this process, and the present time, in nanoseconds since boot. The boot time is
 /// the same for all processes of a machine.
 std::uint64_t processBegan();

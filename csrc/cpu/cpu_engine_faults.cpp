@@ -162,9 +162,10 @@ bool CpuEngine::lookAtHost() noexcept {
     runOnWorker([weak = weak_from_this(), fault] {
       if (const auto self = weak.lock()) self->failIdle(fault.kind, fault.text);
     });
-  } catch (const std::exception&) {  // no thread: the next call detects the fault
+    return false;
+  } catch (const std::exception&) {  // no thread: retry at the next look
+    return true;
   }
-  return false;
 }
 
 /// Fails the group. Closes the connections, so the other hosts detect that it has failed.

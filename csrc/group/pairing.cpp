@@ -60,15 +60,15 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
     throw Error(error.kind(), memory_.memberName(memory_.rank()),
                 " has no shared memory for point-to-point: ", error.what());
   }
-  if (!bind(record, Milliseconds(0))) {
-    throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
-    if (processGone(record)) throwGone(record);
-    return Met::Pairing;
-  }
+  const bool bound = bind(record, Milliseconds(0));
   // Mutual: the peer must mean this instance too, not an earlier one under the same name.
-  if (!memory_.isMutual(peer, record.nonce)) return Met::Pairing;
-  memory_.confirm(peer, record.nonce);
-  return Met::Here;
+  if (bound && memory_.isMutual(peer, record.nonce)) {
+    memory_.confirm(peer, record.nonce);
+    return Met::Here;
+  }
+  throwIfTold(record);  // it may have failed, and so never means this instance
+  if (!bound && processGone(record)) throwGone(record);
+  return Met::Pairing;
 }
 
 Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
@@ -76,9 +76,7 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   if (!read(peer, record)) return Met::NotYet;
   memory_.nameMember(peer, nameOf(record));
   if (sharesHost(record)) return Met::Pairing;
-  throwIfGroupTold();
-  throwIfTold(faultKey(record.nonce));
-  if (processGone(record)) throwGone(record);
+  throwIfLost(record);
   const bool first = memory_.rank() < peer;
   name = pairName(first ? own_.nonce : record.nonce, first ? record.nonce : own_.nonce);
   const auto keyOf = [&name](int rank) { return concat("fastcoll/p/", name, "/", rank); };
@@ -94,6 +92,19 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   }
   if (ask) store_.set(keyOf(memory_.rank()), "here");
   return asked ? Met::Here : Met::NotYet;
+}
+
+void Rendezvous::throwIfLost(const GroupRecord& record) {
+  throwIfGroupTold();
+  throwIfTold(record);
+  if (processGone(record)) throwGone(record);
+}
+
+void Rendezvous::throwIfLost(int peer) {
+  std::unique_lock<std::mutex> lock(keysMutex_);
+  const GroupRecord record = asked_.at(peer);
+  lock.unlock();
+  throwIfLost(record);
 }
 
 std::string Rendezvous::faultKeyOf(int peer) const {

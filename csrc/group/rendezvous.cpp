@@ -37,6 +37,7 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
       memory_(memory),
       process_(process),
       own_(own),
+      ranBefore_(processesAtFirstCall()),
       roster_(store, "fastcoll", memory.rank(), memory.size(),
               std::string(reinterpret_cast<const char*>(&own), sizeof own)),
       barriers_(store, "fastcoll/mb", memory.rank(), memory.size(), ""),
@@ -75,10 +76,13 @@ bool Rendezvous::mayBeStale(const GroupRecord& record) const {
   return false;
 }
 
-/// Whether the record's process has ended. A record from before this process began is no evidence:
-/// an earlier run may have left it in the store.
+/// Whether the record's process has ended. It counts only if it has run at the same time as this
+/// one: an earlier run may have left the record of another in the store.
 bool Rendezvous::processGone(const GroupRecord& record) const {
-  return record.createdAt >= own_.processBegan && processRuns(record) == 0;
+  if (processRuns(record) != 0) return false;
+  if (record.createdAt >= own_.processBegan) return true;
+  const auto before = ranBefore_.find(static_cast<int>(record.pid));
+  return before != ranBefore_.end() && before->second == record.processStart;
 }
 
 void Rendezvous::throwGone(const GroupRecord& record) {
@@ -94,11 +98,14 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 }
 
 /// Throws the fault that a rank has written. Ignores one of an earlier instance of the group, whose
-/// record may still be there.
+/// record may still be there: it is from before this instance, and was there at the first look.
 void Rendezvous::throwIfTold(const GroupRecord& by) {
-  const std::string key = faultKey(by.nonce);
-  const auto fault = readFault(store_, key);
-  if (fault && fault->publishedAt >= made_) throwIfTold(key);
+  const auto fault = readFault(store_, faultKey(by.nonce));
+  std::unique_lock<std::mutex> lock(keysMutex_);
+  if (!fault) sound_.insert(by.nonce);
+  const bool counts = fault && (fault->publishedAt >= made_ || sound_.contains(by.nonce));
+  lock.unlock();
+  if (counts) throwFault(*fault);
 }
 
 /// Throws the fault of the ranks that agreed, if they have.
@@ -112,11 +119,13 @@ void Rendezvous::throwIfGroupTold() {
 }
 
 void Rendezvous::throwIfTold(const std::string& key) {
-  const auto fault = readFault(store_, key);
-  if (!fault) return;
-  const bool late = fault->kind == ErrorKind::Timeout && came_ > fault->publishedAt;
-  if (late) throw CameLate(fault->kind, prefix() + cameLate(*fault));
-  throw GroupLost(fault->kind, prefix() + fault->text);
+  if (const auto fault = readFault(store_, key)) throwFault(*fault);
+}
+
+void Rendezvous::throwFault(const Fault& fault) const {
+  const bool late = fault.kind == ErrorKind::Timeout && came_ > fault.publishedAt;
+  if (late) throw CameLate(fault.kind, prefix() + cameLate(fault));
+  throw GroupLost(fault.kind, prefix() + fault.text);
 }
 
 /// The error of a rank that arrives after the others have timed out. They can only name it as

@@ -20,7 +20,9 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -93,8 +95,10 @@ class Rendezvous {
   /// Here: both do, under `name`. Pairing: the peer is on this host by now, call tryMeet() again.
   /// Call from one thread at a time.
   Met tryConnect(int peer, bool ask, std::string& name);
-  /// For a peer that tryConnect() has found: the key of its own fault, and whether its process is
-  /// known to have ended. From any thread; does not read the store.
+  /// For a peer that tryConnect() has found: throws if it or the group has failed. From any thread.
+  void throwIfLost(int peer);
+  /// For such a peer: the key of its own fault, and whether its process is known to have ended.
+  /// From any thread; does not read the store.
   std::string faultKeyOf(int peer) const;
   bool hasEnded(int peer) const;
   /// Agreement::coreEach, once all ranks have created the group.
@@ -143,7 +147,9 @@ class Rendezvous {
   [[noreturn]] void throwGone(const GroupRecord& record);
   void throwIfTold(const std::string& key);
   void throwIfGroupTold();
+  void throwIfLost(const GroupRecord& record);
   void throwIfTold(const GroupRecord& by);
+  [[noreturn]] void throwFault(const Fault& fault) const;
   std::string cameLate(const Fault& fault) const;
   bool bind(const GroupRecord& record, Milliseconds patience);
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
@@ -169,6 +175,7 @@ class Rendezvous {
   GroupMemory& memory_;
   LocalProcess& process_;
   GroupRecord own_;
+  const std::unordered_map<int, std::uint64_t>& ranBefore_;  // see processesAtFirstCall()
   Roster roster_;
   Roster barriers_;                    // the monitored barriers' rounds
   std::atomic<std::int64_t> came_{0};  // when agree() was called: milliseconds since 1970
@@ -188,6 +195,7 @@ class Rendezvous {
   std::vector<GroupRecord> asked_;  // tryConnect(): of the peers that it has posted to
   std::mutex seenMutex_;
   std::vector<GroupRecord> seen_;  // coreEachIfKnown(): read so far; magic 0: not yet
+  std::set<std::uint64_t> sound_;  // nonces of records that were once read without a fault
 };
 
 }  // namespace fastcoll

@@ -3,6 +3,7 @@
 import ctypes
 import re
 import signal
+import threading
 import time
 from datetime import timedelta
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
-from fault_rank import PATIENT, Rank, catch
-from in_call import tell_in_call
+from fault_rank import PATIENT, Rank, catch, footprint
+from in_call import soon, tell_in_call
+from in_time import assert_raised
 from odd_stores import Between, Slow
 from rank_calls import swap
 from suite_rules import bound
@@ -152,6 +154,82 @@ def test_a_slow_store_holds_up_no_messages_of_those_who_have_met(jobs):
     assert job.hear(0, bound(3.0)) == "done"
     job.tell(1)
     assert job.hear_all() == {0: [7.0, 7.0], 1: None, 2: [0.0, 0.0]}
+
+
+def awaits_a_rank_that_fails(rank: Rank):
+    """Rank 1 has found rank 0, which fails with rank 2, and never makes a call that needs rank 1."""
+    rank.init()
+    if rank.rank == 2:
+        return rank.hear()
+    if rank.rank == 0:
+        tell_in_call(rank)
+        rank.tell(catch(dist.recv, torch.ones(2), 2))
+        return rank.hear()  # still in the group
+    work = dist.irecv(torch.ones(2), 0)
+    while footprint().shared_memory < rank.before.shared_memory + 2:  # its own, and rank 0's
+        time.sleep(0.001)
+    rank.tell("found")
+    return catch(work.wait)
+
+
+def test_a_rank_reports_the_fault_of_one_that_has_not_found_it(jobs):
+    job = jobs(3, awaits_a_rank_that_fails)
+    assert [job.hear(0), job.hear(1)] == ["in call", "found"]
+    job.kill(2)
+    for rank in (0, 1):
+        assert_raised(job.hear(rank), job.name(2), "died")
+    job.tell(0)
+
+
+class ReadsFaults(Between):
+    """Sets ``read`` when this rank has looked for a fault of another."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__(store)
+        self.read = threading.Event()
+
+    def check(self, keys):
+        found = super().check(keys)
+        if any("fastcoll/f/" in key for key in keys):
+            self.read.set()
+        return found
+
+
+def makes_it_again(rank: Rank):
+    """The group fails and is made again under its name, by rank 1 before rank 0."""
+    rank.init()
+    rank.pause()
+    if rank.rank == 0:
+        soon(0.2)
+    fault = catch(dist.recv, torch.ones(2), 1 - rank.rank)
+    dist.destroy_process_group()
+    rank.hear()
+    store = ReadsFaults(rank.store("first"))
+    rank.init(store=store)
+    if rank.rank == 0:
+        dist.send(torch.full((2,), 7.0), 1)
+        rank.meet()
+        return fault
+    x = torch.zeros(2)
+    work = dist.irecv(x, 0)
+    rank.tell(store.read.wait(20))
+    work.wait()
+    rank.meet()
+    return x.tolist()
+
+
+@pytest.mark.parametrize("hosts", ["00", "01"])
+def test_a_fault_of_an_earlier_group_of_the_name_is_ignored(jobs, hosts):
+    job = jobs(2, makes_it_again, hosts=hosts)
+    job.go()
+    record = jobs.store.get(jobs.key(job, "/r/0$"))
+    nonce = int.from_bytes(record[16:24], "little")
+    jobs.key(job, f"/f/{nonce}$")  # rank 0 has reported
+    job.tell(1)
+    assert job.hear(1) is True
+    job.tell(0)
+    assert job.hear(1) == [7.0, 7.0]
+    assert_raised(job.hear(0), "Timed out after 200 ms in recv(")
 
 
 # --- collectives ----------------------------------------------------------------------------------

@@ -92,13 +92,7 @@ void PointToPoint::meetPeers() {
     wakeBackground();
     changed_.notify_all();
   }
-  if (fault != nullptr && active()) {  // else the next operation raises it
-    try {
-      std::rethrow_exception(fault);
-    } catch (const std::exception& error) {
-      failWith(error, finished);
-    }
-  }
+  if (fault != nullptr && active()) failWith(fault, finished);  // else the next operation raises it
   lock.unlock();
   complete(finished);
 }
@@ -145,8 +139,7 @@ void PointToPoint::connectPeers() {
     lock.unlock();
     std::vector<std::pair<int, std::string>> met;
     std::vector<int> moved;  // to this host, in another instance of the group
-    ErrorKind kind = ErrorKind::Backend;
-    std::string cause;
+    std::exception_ptr fault;
     try {
       for (const auto& [rank, named] : wanted) {
         std::string name;
@@ -161,15 +154,12 @@ void PointToPoint::connectPeers() {
             break;
         }
       }
-    } catch (const Error& error) {
-      kind = error.kind();
-      cause = error.what();
-    } catch (const std::exception& error) {
-      cause = error.what();
+    } catch (const std::exception&) {
+      fault = std::current_exception();
     }
     lock.lock();
-    if (!cause.empty()) {
-      fail(kind, concat(memory_.memberName(memory_.rank()), ": ", cause), finished);
+    if (fault != nullptr) {
+      failWith(fault, finished);
       break;
     }
     for (const int rank : moved) peers_[rank].elsewhere = false;
@@ -195,9 +185,18 @@ void PointToPoint::connectPeers() {
 void PointToPoint::connectTo(int rank, const std::string& name) {
   std::unique_ptr<RemoteChannel> channel;
   std::string lost;
+  std::exception_ptr fault;  // whole; the network's error has a part of its text
+  const auto look = [&] {
+    try {
+      rendezvous_.throwIfLost(rank);
+    } catch (const std::exception&) {
+      fault = std::current_exception();
+      throw;
+    }
+  };
   try {
     channel = std::make_unique<RemoteChannel>(
-        setup_.network()->connect(name, memory_.rank() < rank, Network::kConnect, [] {}));
+        setup_.network()->connect(name, memory_.rank() < rank, Network::kConnect, look));
   } catch (const std::exception& error) {
     lost = error.what();
   }
@@ -211,6 +210,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
       peer.channel = std::move(channel);
       progress(finished, false);
     } else {
+      if (fault != nullptr && (active() || peer.asked)) failWith(fault, finished);
       noteLost(rank, lost, finished);
     }
     leave(finished);

@@ -76,6 +76,14 @@ void PointToPoint::failWith(const std::exception& error, Finished& finished) {
        text.rfind(own, 0) == 0 ? text : concat(own, ": ", text), finished);
 }
 
+void PointToPoint::failWith(const std::exception_ptr& error, Finished& finished) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    failWith(known, finished);
+  }
+}
+
 // Fails if a peer of a pending operation has died or left, or if an operation has timed out.
 void PointToPoint::checkFaults(Finished& finished) {
   const auto now = Clock::now();

@@ -237,6 +237,7 @@ class PointToPoint {
   void fail(ErrorKind kind, const std::string& cause, Finished& finished);
   void tellUnmet();
   void failWith(const std::exception& error, Finished& finished);
+  void failWith(const std::exception_ptr& error, Finished& finished);
   void failAllLocked(Finished& finished);
 
   // waiting.cpp
