@@ -113,7 +113,9 @@ def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
     barrier("ended")
 
 
-@pytest.mark.parametrize("algorithm, collective", [pytest.param(*SHOTS[1], marks=pytest.mark.full), RINGS[0]])
+@pytest.mark.parametrize(
+    "algorithm, collective", [pytest.param(*SHOTS[1], marks=pytest.mark.full), RINGS[0]]
+)
 @on_ranks(3, world="interpreted", init=False, dying={1})
 def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(
     algorithm: str, collective: str

@@ -140,7 +140,9 @@ NO_COMPILER = r"there is no compiler `c\+\+` here: install one .*apt-get install
 
 
 @pytest.mark.parametrize("hook", ["get_requires_for_build_wheel", "build_wheel", "build_editable"])
-def test_without_a_compiler_the_error_says_so(hooks, monkeypatch, tmp_path: Path, hook: str) -> None:
+def test_without_a_compiler_the_error_says_so(
+    hooks, monkeypatch, tmp_path: Path, hook: str
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("CXX", "")
     given = () if hook.startswith("get") else (str(tmp_path),)
