@@ -90,7 +90,7 @@ if [ "${1:-}" = --compile ]; then
   shift
 fi
 WAYS=("$@")
-[ ${#WAYS[@]} -gt 0 ] || WAYS=(plain address thread)
+[ ${#WAYS[@]} -gt 0 ] || WAYS=(thread address plain)  # the longest runs first
 
 RUNS=()
 for way in "${WAYS[@]}"; do
