@@ -116,7 +116,8 @@ void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int s
 
 void randomCollectives(Rank& me) {
   for (int round = 0; round < 2; ++round) {
-    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), often(150), 12000);
+    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), often(150),
+                   12000);
   }
 }
 
