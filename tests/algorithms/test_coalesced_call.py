@@ -63,10 +63,10 @@ def test_a_plan_is_kept_for_lists_of_its_kind():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_serves_all_tensors_of_its_kind():
     """One plan serves all tensors of a kind; those that begin elsewhere than at 16 bytes are of another."""
-    whole = torch.zeros(70 * 60, device=peer_memory.DEVICE)
+    whole = torch.zeros(40 * 60, device=peer_memory.DEVICE)
     dist.all_reduce(whole[:60])
     reduces = peer_memory.reduces_of()
-    for shift, count, kinds in ((0, 60, 1), (1, 9, 2)):
+    for shift, count, kinds in ((0, 9, 1), (1, 5, 2)):
         for at in range(shift, count * 60, 60):
             x = whole[at : at + 60].fill_(at + dist.get_rank())
             dist.all_reduce(x)
@@ -218,7 +218,7 @@ def test_a_plan_serves_all_sizes_of_a_class():
     dist.all_reduce(x[:1].fill_(1))
     plans = peer_memory.reduces_of().plans
     assert plans.built == 1
-    for count in (*range(2, 60), 1000, 16_384):
+    for count in (2, 15, 16, 17, 59, 1000, 16_384):
         dist.all_reduce(x[:count].fill_(1))
         assert x[:count].cpu().eq(2).all()
     assert plans.built == 1
@@ -226,6 +226,7 @@ def test_a_plan_serves_all_sizes_of_a_class():
     assert x.cpu().eq(2).all() and plans.built == 2
 
 
+@pytest.mark.full
 @on_ranks(2, world="peer_world", fresh=True)
 def test_the_plan_that_was_not_used_longest_goes_first():
     x = torch.ones(3, device=peer_memory.DEVICE)

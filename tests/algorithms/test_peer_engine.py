@@ -67,7 +67,7 @@ def test_every_algorithm_gives_the_oracles_bits(size, algorithm, async_op):
             assert torch.equal(x.cpu(), expected), wire
 
 
-LIST = (5, 300, 9000, 1, 16, 4097)
+LIST = (5, 300, 33, 1, 16, 4097)
 SHORT = (5, 300, 1, 16, 700)
 LIST_ALGORITHMS = ("one_shot", "two_shot", "ring", "nccl", "all_to_all")
 
@@ -160,16 +160,13 @@ def test_a_sum_over_nccl_with_one_rounding(size):
             (torch.bfloat16, None), (torch.float16, None))
     ):  # fmt: skip
         inputs = inputs_of(count, dtype, seed)
-        for scale in (1.0, 0.3):
-            x = inputs[dist.get_rank()].to(DEVICE)
-            options = {"algorithm": "all_to_all", "wire_dtype": wire, "scale": scale}
-            device_calls.all_reduce(x, dist.ReduceOp.AVG, group, async_op=True, **options).wait()
-            assert torch.equal(x.cpu(), kernel_oracle.all_reduce(inputs, "avg", scale, wire)), (
-                dtype,
-                wire,
-                count,
-            )
-            launches |= {plan.launches for plan in reduces.plans.values()}
+        scale = (1.0, 0.3)[(seed + seed // 4) % 2]
+        x = inputs[dist.get_rank()].to(DEVICE)
+        options = {"algorithm": "all_to_all", "wire_dtype": wire, "scale": scale}
+        device_calls.all_reduce(x, dist.ReduceOp.AVG, group, async_op=True, **options).wait()
+        expected = kernel_oracle.all_reduce(inputs, "avg", scale, wire)
+        assert torch.equal(x.cpu(), expected), (dtype, wire, count)
+        launches |= {plan.launches for plan in reduces.plans.values()}
     assert size != 1 or launches == {0, 2, 3, 5}
 
 

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 unset LD_PRELOAD  # a sanitizer must come first
+. tests/cpp/join.sh
 
 CXX=${CXX:-clang++}
 JOBS=${JOBS:-$(nproc)}
@@ -12,22 +13,24 @@ SECONDS_EACH=${1:-60}
 SEED=${2:-1}
 FOLDER=build/fuzz
 TARGETS="hello rendezvous arena"
-COMMON=$(ls csrc/base/*.cpp csrc/group/*.cpp csrc/shm/{arena,futex,group_memory,hello,process}.cpp)
 
 if [ -z "$(type -P "$CXX")" ]; then
   echo "libFuzzer comes with clang++, which is not here: apt-get install clang" >&2
   exit 1
 fi
-mkdir -p "$FOLDER"
+join "$FOLDER/base.cpp" csrc/base/*.cpp
+join "$FOLDER/group.cpp" csrc/group/*.cpp
+join "$FOLDER/shm.cpp" csrc/shm/{arena,futex,group_memory,hello,process}.cpp
+for target in $TARGETS; do
+  join "$FOLDER/fuzz_$target.cpp" "tests/cpp/fuzz_$target.cpp"
+done
 make --no-print-directory -s -j "$JOBS" -f - all <<MAKE
-FLAGS := -std=c++20 -O1 -g1 -Wall -Wextra -Icsrc -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
-COMMON := $(printf "$FOLDER/%s.o " $COMMON)
+FLAGS := -std=c++20 -O1 -g1 -Wall -Wextra -I. -Icsrc -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
 .SECONDARY:
 all: $(printf "$FOLDER/fuzz_%s " $TARGETS)
-$FOLDER/fuzz_%: $FOLDER/tests/cpp/fuzz_%.cpp.o \$(COMMON)
+$FOLDER/fuzz_%: $FOLDER/fuzz_%.o $FOLDER/base.o $FOLDER/group.o $FOLDER/shm.o
 	$CXX \$(FLAGS) -fsanitize=fuzzer -o \$@ \$^
-$FOLDER/%.cpp.o: %.cpp tests/cpp/fuzz.sh
-	mkdir -p \$(@D)
+$FOLDER/%.o: $FOLDER/%.cpp tests/cpp/fuzz.sh
 	$CXX \$(FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o \$@ \$<
 -include \$(shell find $FOLDER -name '*.d')
 MAKE

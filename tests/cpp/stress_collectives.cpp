@@ -70,7 +70,7 @@ void direct(Rank& me) {
   options.tuning.directBytes = options.tuning.directAllReduceBytes = 100;
   const Engine engine = me.group("direct", options);
   runChecked(me, *engine, Plan{});  // makes the process's arena
-  for (int i = 0; i < 300 * effort; ++i) {
+  for (int i = 0; i < often(300); ++i) {
     Plan plan = drawAny(random, me.size, 30000);
     plan.spans = false;
     const auto odd = static_cast<int>(drawBelow(random, 3 * static_cast<std::size_t>(me.size)));
@@ -115,8 +115,9 @@ void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int s
 }
 
 void randomCollectives(Rank& me) {
-  for (int round = 0; round < 2 * effort; ++round) {
-    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), 150, 12000);
+  for (int round = 0; round < 2; ++round) {
+    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), often(150),
+                   12000);
   }
 }
 
@@ -124,13 +125,13 @@ Body randomSpinning(int micros) {
   return [micros](Rank& me) {
     GroupOptions options;
     options.spinMicros = micros;
-    randomSequence(me, "spinning", 77, (micros == 0 ? 200 : 100) * effort, 4000, options);
+    randomSequence(me, "spinning", 77, often(micros == 0 ? 200 : 100), 4000, options);
   };
 }
 
 void randomOnHosts(Rank& me) {
   for (const std::string placement : kPlacements) {
-    randomSequence(me, "order " + placement, 7, 100 * effort, 20000, onHosts(placement, me));
+    randomSequence(me, "order " + placement, 7, often(100), 20000, onHosts(placement, me));
   }
 }
 
@@ -146,7 +147,7 @@ void callbacks(Rank& me) {
   };
   Random shared(6);
   const Engine engine = me.group("callbacks");
-  for (int i = 0; i < 60 * effort; ++i) {
+  for (int i = 0; i < often(60); ++i) {
     const auto first = std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size);
     const auto second = std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size);
     const auto calling = std::make_shared<Calling>();

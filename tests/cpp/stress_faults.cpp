@@ -44,7 +44,7 @@ void abortDuringWait(Rank& me) {
 
 /// An abort before or during the rendezvous.
 void abortDuringRendezvous(Rank& me) {
-  for (int round = 0; round < 15 * effort; ++round) {
+  for (int round = 0; round < often(15); ++round) {
     Random own(100u + static_cast<unsigned>(me.rank * 100 + round));
     const Engine engine = me.group(concat("early", round));
     std::thread killer;
@@ -111,7 +111,7 @@ void throwsInside(Rank& me) {
 /// One rank aborts, leaves or disagrees during random collectives, and every rank that fails leaves
 /// at once. Each result that is reported as success must still be right.
 void storm(Rank& me) {
-  for (int round = 0; round < 50 * effort; ++round) {
+  for (int round = 0; round < often(50); ++round) {
     Random shared(200u + static_cast<unsigned>(round));
     Random own(300u + static_cast<unsigned>(round * 10 + me.rank));
     Engine engine = me.group(concat("storm", round));

@@ -14,7 +14,7 @@ void threadsAndGroups(Rank& me) {
     Random shared(60u + static_cast<unsigned>(g));
     const Engine engine = me.group(concat("thread", g));
     std::vector<JobRef> open;
-    for (int i = 0; i < 80 * effort; ++i) {
+    for (int i = 0; i < often(80); ++i) {
       open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 2000), me.rank, me.size));
       engine->submit(open.back());
       if (open.size() < 4) continue;
@@ -33,7 +33,7 @@ void threadsAndGroups(Rank& me) {
 void crossedOrder(Rank& me) {
   Random shared(70);
   const Engine engines[2] = {me.group("cross0"), me.group("cross1")};
-  for (int i = 0; i < 100 * effort; ++i) {
+  for (int i = 0; i < often(100); ++i) {
     const Plan plans[2] = {drawAny(shared, me.size, 1000), drawAny(shared, me.size, 1000)};
     JobRef jobs[2];
     for (int step = 0; step < 2; ++step) {
@@ -53,7 +53,7 @@ void crossedOrder(Rank& me) {
 void leaveAtOnce(Rank& me) {
   Random shared(80);
   Random own(81u + static_cast<unsigned>(me.rank));
-  for (int round = 0; round < 90 * effort; ++round) {
+  for (int round = 0; round < often(90); ++round) {
     const Engine engine = me.group(concat("last", round));
     const auto collective = static_cast<Collective>(round % 9);
     const std::size_t count = round % 2 == 0 ? 50 : 9000;
@@ -80,7 +80,7 @@ void comeAndGo(Rank& me) {
     threads = runningThreads();
   }
   me.sync();
-  for (int round = 0; round < 40 * effort; ++round) {
+  for (int round = 0; round < often(40); ++round) {
     const Engine engine = me.group(concat("go", round));
     for (int i = 0; i < 3; ++i) {
       const auto job = std::make_shared<Job>(drawAny(shared, me.size, 3000), me.rank, me.size);
@@ -113,7 +113,7 @@ void comeAndGo(Rank& me) {
 /// The process's last group ends and a new one begins: arena, socket and keeper are made again.
 void startAgain(Rank& me) {
   Random shared(91);
-  for (int round = 0; round < 15 * effort; ++round) {
+  for (int round = 0; round < often(15); ++round) {
     const Engine engine = me.group(concat("again", round));
     runChecked(me, *engine, drawAny(shared, me.size, 2000));
   }
@@ -124,7 +124,7 @@ void staleNames(Rank& me) {
   Random shared(92);
   Random own(93u + static_cast<unsigned>(me.rank));
   std::vector<Engine> old;
-  for (int round = 0; round < 40 * effort; ++round) {
+  for (int round = 0; round < often(40); ++round) {
     const Engine engine = me.group("same name");
     const bool letters = chance(shared, 2);
     const Plan plan = drawAny(shared, me.size, 2000);

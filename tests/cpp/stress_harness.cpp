@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -16,6 +17,16 @@
 namespace stress {
 
 int effort = 1;
+
+int often(int repetitions) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr int kFewer = 3;
+#else
+  constexpr int kFewer = 1;
+#endif
+  return std::max(1, repetitions * effort / kFewer);
+}
+
 const char* const kFailed = "failed";
 
 namespace {

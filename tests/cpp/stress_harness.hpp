@@ -209,5 +209,8 @@ std::vector<Test> endingTests();
 
 /// Factor of the tests' repetitions; --effort.
 extern int effort;
+/// Repetitions that differ by chance alone: a third of them under a sanitizer. It slows each of
+/// them 5 to 15 times, and reports an error that did no harm.
+int often(int repetitions);
 
 }  // namespace stress

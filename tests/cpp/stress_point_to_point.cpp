@@ -116,7 +116,7 @@ void unattended(Rank& me, const GroupOptions& options) {
 
 /// Two threads of a rank: one runs collectives, the other exchanges letters, on one group.
 void besideCollectives(Rank& me, const GroupOptions& options) {
-  for (int round = 0; round < 4 * effort; ++round) {
+  for (int round = 0; round < often(4); ++round) {
     Random shared(31u + static_cast<unsigned>(round));
     Random own(32u + static_cast<unsigned>(me.rank + round));
     const Engine engine = me.group(concat("beside", round), options);
@@ -141,7 +141,7 @@ void manyWaiters(Rank& me, const GroupOptions& options) {
   auto& p2p = pointToPoint(*engine);
   together(3, [&](int t) {
     try {
-      for (int i = 0; i < 60 * effort; ++i) {
+      for (int i = 0; i < often(60); ++i) {
         const int next = (me.rank + 1) % me.size;
         const int before = (me.rank + me.size - 1) % me.size;
         const std::size_t bytes = i % 5 == 0 ? 70000 : 100;

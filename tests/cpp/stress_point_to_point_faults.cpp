@@ -32,7 +32,7 @@ namespace {
 void senderLeaves(Rank& me) {
   Random shared(41);
   Random own(42u + static_cast<unsigned>(me.rank));
-  for (int round = 0; round < 60 * effort; ++round) {
+  for (int round = 0; round < often(60); ++round) {
     const Engine engine = me.group(concat("leaves", round));
     const std::size_t sizes[] = {100, 2049, 65536, 200000, 262144};
     std::vector<Letter> letters;
@@ -58,7 +58,7 @@ void senderLeaves(Rank& me) {
 
 /// A rank aborts while letters are in progress: each letter ends with the right bytes, or fails.
 void abortStorm(Rank& me) {
-  for (int round = 0; round < 25 * effort; ++round) {
+  for (int round = 0; round < often(25); ++round) {
     Random shared(51u + static_cast<unsigned>(round));
     Random own(52u + static_cast<unsigned>(me.rank * 1000 + round));
     const Engine engine = me.group(concat("p2pstorm", round));

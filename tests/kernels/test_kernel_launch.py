@@ -27,7 +27,11 @@ def kernel(compiled, name="k", **changes):
 """
 
 EACH_KIND = """
-for configuration, compiled in fake_cuda.first_of_each(sys.argv[2:]):
+import kernel_table
+first = list(fake_cuda.first_of_each(sys.argv[2:]))
+for row in kernel_table.analyse([configuration for configuration, _ in first], [90]):
+    assert not row.faults(), row.faults()
+for configuration, compiled in first:
     driver.reset(configuration)
     stream = torch.Stream(device)
     launch = C.Launch(kernel(compiled), 5, fake_cuda.arguments_of(configuration), None)
@@ -72,7 +76,7 @@ def output_of(program: str, *arguments: str) -> list[str]:
 
 
 def test_the_driver_gets_each_kind_of_kernel_as_described() -> None:
-    """On the kernel's device and its current stream, whichever device is current."""
+    """On the kernel's device and its current stream, whichever device is current; none spills registers."""
     assert len(output_of(EACH_KIND, *KERNEL_MODULES)) == len(KERNELS)
 
 

@@ -5,26 +5,8 @@ from dataclasses import asdict, replace
 import kernel_table
 import machine_code
 import pytest
-from kernel_cases import in_a_process_that_compiles
 
 ROW = kernel_table.Row("k", 90, 40, 0, 32, 6, {"128": 4}, {"128": 2}, True)
-
-
-FIRST_OF_EACH = """
-import importlib, sys
-import kernel_table
-modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in sys.argv[1:]]
-first = [next(iter(module.configurations())) for module in modules]
-print(*(fault for row in kernel_table.analyse(first, [90]) for fault in row.faults()))
-"""
-
-
-def test_a_kernel_of_each_kind_compiles_for_hopper() -> None:
-    """One configuration each; all parts that kernels share are in these four."""
-    kinds = ("flatten", "reduce", "one_shot", "ring")
-    done = in_a_process_that_compiles("-c", FIRST_OF_EACH, *kinds)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == ""
 
 
 @pytest.mark.parametrize(

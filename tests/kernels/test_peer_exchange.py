@@ -53,7 +53,8 @@ def any_case(choose: random.Random, in_place: bool = True) -> Case:
 @pytest.mark.parametrize(
     ("ranks", "calls"),
     [
-        (3, 14),
+        (3, 5),
+        pytest.param(3, 20, marks=pytest.mark.full),
         pytest.param(2, 20, marks=pytest.mark.full),
         pytest.param(4, 20, marks=pytest.mark.full),
     ],
@@ -93,7 +94,7 @@ def test_every_type_and_operation(size: int) -> None:
             itertools.product(kinds, PAIRS)
         )
     ]
-    peer_ranks.play(cases, 5)
+    peer_ranks.play(cases, 5, channels=1)
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.full)])
@@ -103,12 +104,12 @@ def test_messages_of_nothing_and_around_16_elements(size: int) -> None:
     cases = [
         Case(collective, algorithm, torch.bfloat16, count, seed=count + 1, in_place=count % 2 == 0)
         for collective, algorithm in KINDS
-        for count in (0, 1, 15, 16, 17, 0, 33)
+        for count in (0, 1, 16, 17, 0, 33)
     ]
     peer_ranks.play(cases, 7)
 
 
-@pytest.mark.parametrize("calls", [6, pytest.param(24, marks=pytest.mark.full)])
+@pytest.mark.parametrize("calls", [4, pytest.param(24, marks=pytest.mark.full)])
 @pytest.mark.parametrize("collective, algorithm", KINDS)
 @on_ranks(3, world="interpreted", init=False)
 def test_buffers_serve_many_calls_with_no_barrier(
