@@ -112,7 +112,7 @@ def test_a_sender_that_dies_within_a_message(jobs):
     assert untouched
 
 
-@on_ranks(2, world="job", hosts="01")
+@on_ranks(2, world="jobs", hosts="01")
 def test_long_messages_that_nobody_waits_for_end(rank):
     """A long message each way is seen to by the backend's own threads."""
     rank.init()
@@ -130,7 +130,7 @@ def test_long_messages_that_nobody_waits_for_end(rank):
     assert torch.all(into == other)
 
 
-@on_ranks(3, world="job", hosts="011")
+@on_ranks(3, world="jobs", hosts="011")
 def test_long_messages_from_any_rank(rank):
     rank.init()
     if rank.rank == 0:
