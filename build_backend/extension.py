@@ -23,7 +23,7 @@ import toolchain
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-__all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "one_by_one", "units"]
+__all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "units"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,9 +79,13 @@ def units(root: Path, join: bool) -> list[Unit]:
         if join:
             made.append(Unit(f"csrc/{name}", tuple(map(str, found)), torch))
         else:
-            made += [Unit(str(one.with_suffix("")), (str(one),), torch, HEADERS[torch]) for one in found]
+            made += [
+                Unit(str(one.with_suffix("")), (str(one),), torch, HEADERS[torch]) for one in found
+            ]
     header = "" if join else HEADERS[False]
-    return made + [Unit(str(one.with_suffix("")), (str(one),), False, header) for one in sorted(rest)]
+    return made + [
+        Unit(str(one.with_suffix("")), (str(one),), False, header) for one in sorted(rest)
+    ]
 
 
 class TorchExtension(Extension):
@@ -115,7 +119,9 @@ class BuildExtension(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         target = Path(self.get_ext_fullpath(extension.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        write(folder / "build.ninja", "".join(f"{x}\n" for x in ninja_file(extension, folder, target)))
+        write(
+            folder / "build.ninja", "".join(f"{x}\n" for x in ninja_file(extension, folder, target))
+        )
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         command = ["ninja", "-C", str(folder), "-j", jobs]
         subprocess.run([*command, *([] if self.verbose else ["--quiet"])], check=True)
@@ -148,7 +154,9 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterato
     yield f"plain = {_joined(plain)} {own}"
     yield f"torch = {_joined(torch)} {own}"
     yield from _rule("compile", "$cxx -MMD -MF $out.d $flags -c $in -o $out", "CXX $name")
-    yield from _rule("precompile", "$cxx -MMD -MF $out.d $flags -x c++-header $in -o $out", "PCH $in")
+    yield from _rule(
+        "precompile", "$cxx -MMD -MF $out.d $flags -x c++-header $in -o $out", "PCH $in"
+    )
     yield "rule link"
     yield "  command = $cxx -shared $in -o $out $libraries"
     yield "  description = LINK $out"

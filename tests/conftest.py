@@ -12,6 +12,7 @@ import suite_rules
 import torch
 from hypothesis import HealthCheck, settings
 from on_ranks import pytest_pyfunc_call
+from rank import ThisRank
 from suite_rules import (
     pytest_runtest_makereport,
     pytest_runtest_setup,
@@ -113,6 +114,12 @@ def without_nccl() -> None:
     """Skips the test if there is another NCCL than the stand-in."""
     if torch.cuda.is_available():
         pytest.skip("torch has its own NCCL here, for the GPU, and a process may have only one")
+
+
+@pytest.fixture(scope="session")
+def rank() -> ThisRank:
+    """The rank itself, for a test that runs on ranks."""
+    return ThisRank()
 
 
 # ``world(n).run(function, *arguments)`` runs a function on n living ranks.

@@ -66,8 +66,6 @@ class Launcher:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         server = Path(__file__).with_name("launcher_server.py")
-        paths = [path for path in _sys_path() if Path(path).is_relative_to(server.parent)]
-        paths += filter(None, [os.environ.get("PYTHONPATH")])
         self._process = subprocess.Popen(
             [sys.executable, str(server), str(theirs.fileno()), *preload],
             pass_fds=[theirs.fileno()],
@@ -75,7 +73,7 @@ class Launcher:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+            env={**os.environ, "PYTHONPATH": import_path(), **(environment or {})},
         )
         theirs.close()
         self._numbers = itertools.count()
@@ -254,15 +252,20 @@ class Process:
         """The exit code, negative for a signal; None while it runs."""
         return self.wait(0.0)
 
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended; it ends with its launcher."""
+        return self.launcher.alive and self.exitcode is None
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process has not ended."""
-        if self.exitcode is None:
+        if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the process, and wait for its end."""
-        if self.launcher.alive:  # else the process has died with the launcher
+        if self.running:
             self.signal(signal.SIGKILL)
             self.wait(PATIENCE)
 
@@ -279,6 +282,13 @@ class Process:
 
 def _sys_path() -> list[str]:
     return [os.path.abspath(path) for path in sys.path]
+
+
+def import_path() -> str:
+    """Return PYTHONPATH for new interpreters that import modules of these tests."""
+    tests = Path(__file__).parent
+    paths = [path for path in _sys_path() if Path(path).is_relative_to(tests)]
+    return os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
 
 
 def dump_stacks(processes: Iterable[Process]) -> None:

@@ -12,10 +12,10 @@ class on_ranks(list[pytest.MarkDecorator]):
     Args:
         sizes: numbers of ranks. With several, the test runs with each; with none, its parameter ``size`` is the
             number.
-        world: the fixture that provides the ranks.
+        world: the fixture that provides the ranks: a world, or ``jobs``.
         around: a function of a module that gets the test and its arguments, and calls the test.
-        kill: whether to end the ranks after the test, because it makes changes that cannot be undone.
-        options: options for ``World.run``: ``init``, ``fresh``, ``deadline``, ``dying``.
+        options: options of the fixture's ``run``: for worlds ``init``, ``fresh``, ``kill``, ``deadline``, ``dying``;
+            for ``jobs`` see there.
     """
 
     def __init__(
@@ -23,11 +23,10 @@ class on_ranks(list[pytest.MarkDecorator]):
         *sizes: Any,
         world: str = "world",
         around: Callable[..., Any] | None = None,
-        kill: bool = False,
         **options: Any,
     ) -> None:
         size = sizes[0] if len(sizes) == 1 else None
-        super().__init__([pytest.mark.ranks(world, size, around, kill, **options)])
+        super().__init__([pytest.mark.ranks(world, size, around, **options)])
         self.append(pytest.mark.usefixtures(world, *([] if size else ["size"])))
         if sizes[1:]:
             self.append(pytest.mark.parametrize("size", sizes))
@@ -44,13 +43,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("ranks")
     if mark is None:
         return None
-    world, size, around, kill = mark.args
+    world, size, around = mark.args
     given = [pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames]
-    ranks = pyfuncitem.funcargs[world](size or pyfuncitem.funcargs["size"])
     call = [function for function in (around, pyfuncitem.obj) if function is not None]
-    try:
-        ranks.run(*call, *given, **mark.kwargs)
-    finally:
-        if kill:
-            ranks.kill()
+    ranks = pyfuncitem.funcargs[world]
+    ranks.run(size or pyfuncitem.funcargs["size"], *call, *given, **mark.kwargs)
     return True

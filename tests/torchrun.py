@@ -7,33 +7,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from backend import BACKEND
+from launcher import import_path
 
 from fastcoll.bench.namespaces import INTERFACE, Cluster
 
 SCRIPTS = Path(__file__).parent / "features" / "scripts"
-
-
-def _rendezvous(
-    hosts: int, cluster: Cluster | None, meeting: dist.TCPStore | None
-) -> list[list[str]]:
-    """Returns the options of each host's agent; agents meet in the store or on the cluster's first host."""
-    if hosts == 1:
-        return [["--standalone"]]
-    common = [f"--nnodes={hosts}", "--rdzv-backend=c10d"]
-    if cluster is None:
-        assert meeting is not None
-        common.append(f"--rdzv-endpoint=127.0.0.1:{meeting.port}")
-        return [[*common, "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]] * hosts
-    common.append(f"--rdzv-endpoint={cluster.address(0)}:29500")
-    # torchrun finds the endpoint's owner through a name server, which does not have these hosts.
-    return [
-        [*common, f"--local-addr={cluster.address(host)}", f"--rdzv-conf=is_host={int(host == 0)}"]
-        for host in range(hosts)
-    ]
 
 
 def torchrun(
@@ -53,41 +34,37 @@ def torchrun(
     the others. ``hosts`` is the number of agents, each on its own simulated host with ``ranks`` ranks, or on a host of
     ``cluster``.
     """
-    if cluster is not None:
-        hosts = cluster.hosts
-    several = hosts > 1 and cluster is None
+    hosts = cluster.hosts if cluster else hosts
     # The store runs in this process, so no other process can take its port before the agents start.
-    meeting = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if several else None
+    meeting = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    endpoint = f"{cluster.address(0)}:29500" if cluster else f"127.0.0.1:{meeting.port}"
     program = [str(SCRIPTS / script)] if script.endswith(".py") else ["-m", script]
-    commands = [
-        [
-            *[sys.executable, "-m", "torch.distributed.run", *rendezvous],
-            *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
-            *[f"--monitor-interval={monitor}", *program, *map(str, arguments)],
-        ]
-        for rendezvous in _rendezvous(hosts, cluster, meeting)
-    ]
-    paths = [str(SCRIPTS.parent.parent), os.environ.get("PYTHONPATH", "")]
     shared = {
         **os.environ,
         "FASTCOLL_TEST_BACKEND": BACKEND,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": import_path(),
         "OMP_NUM_THREADS": "1",
         **(environment or {}),
     }
     with tempfile.TemporaryFile("w+") as output:
 
         def agent_of(host: int) -> "subprocess.Popen[bytes]":
-            streams: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
-            if cluster is not None:
-                network = {"GLOO_SOCKET_IFNAME": INTERFACE}
+            command = [
+                *[sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"],
+                *["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"],
+                # torchrun finds the endpoint's owner through a name server, which does not have these hosts.
+                f"--rdzv-conf=is_host={int(cluster is not None and host == 0)}",
+                f"--local-addr={cluster.address(host) if cluster else '127.0.0.1'}",
+                *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
+                *[f"--monitor-interval={monitor}", *program, *map(str, arguments)],
+            ]
+            streams = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+            if cluster:
                 return cluster.spawn(
-                    host, commands[host], {**shared, **network}, start_new_session=True, **streams
+                    host, command, {**shared, "GLOO_SOCKET_IFNAME": INTERFACE}, **streams
                 )
             pretended = {"FASTCOLL_HOST_ID": f"host {host}"} if hosts > 1 else {}
-            return subprocess.Popen(
-                commands[host], env={**shared, **pretended}, start_new_session=True, **streams
-            )
+            return subprocess.Popen(command, env={**shared, **pretended}, **streams)
 
         agents = [agent_of(host) for host in range(hosts)]
         late = False

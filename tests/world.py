@@ -1,22 +1,17 @@
 """Ranks that stay alive from test to test.
 
 ``world(3).run(function, *arguments)`` runs a module-level function on three ranks and returns the
-three return values in rank order. A launcher (launcher.py) forks the ranks. A world starts when a test
-first requests its size, and serves all later tests. If a rank raises, dies or does not answer by the
-deadline, the test fails with traceback, stacks and log, and the world ends; the next test gets a new
-one. Only processes started here are killed.
+three return values in rank order. A world starts when a test first requests its size, and serves all
+later tests. If a call fails, the world ends, and the next test gets a new one.
 """
 
 import contextlib
 import inspect
 import os
 import pickle
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +19,8 @@ import launcher
 import pytest
 import torch.distributed as dist
 from backend import BACKEND
-from world_rank import Call, Function, here, serve
-
-DEADLINE = 90.0
-"""Seconds that a call may take."""
-
-GRACE = 15.0
-"""Seconds for the other ranks to answer after one failed, and for a rank to end."""
-
-DIED = "died: "
-"""Prefix of a rank's failure if its process ended without an answer."""
+from rank import Call, here, serve
+from ranks import GRACE, Ranks
 
 AT_IMPORT = ("FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")
 """The variables of fastcoll that are read when torch is imported; others are read when a group is made."""
@@ -59,54 +46,11 @@ def init_group(
     )
 
 
-class RanksFailed(AssertionError):
-    """Ranks failed; the text has the failure of each."""
+class World(Ranks):
+    """Living ranks of one world size, which serve calls."""
 
-
-class World:
-    """Living ranks of one world size."""
-
-    def __init__(
-        self,
-        size: int,
-        store_port: int,
-        folder: Path,
-        prepare: Callable[[], None] | None = None,
-        environ: Mapping[str, str] | None = None,
-        starts: launcher.Launcher | None = None,
-    ) -> None:
-        self.size = size
-        self.folder = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=folder))
-        self.logs = [self.folder / f"rank{rank}.log" for rank in range(size)]
-        self._log_starts = [0] * size
-        self._calls = 0
-        self._kept_prefix: str | None = None
-        self._pipes: list[connection.Connection] = []
-        self._processes: list[launcher.Process] = []
-        starts = starts or launcher.default()
-        for rank, log in enumerate(self.logs):
-            ours, theirs = connection.Pipe()
-            with theirs:
-                process = starts.start(
-                    *(serve, rank, size, store_port, BACKEND, prepare),
-                    log=log,
-                    channel=theirs,
-                    environment=environ,
-                )
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process id of each rank."""
-        return [process.pid for process in self._processes]
-
-    @property
-    def alive(self) -> bool:
-        """Whether every rank can take a call."""
-        return bool(self._processes) and all(
-            process.launcher.alive and process.exitcode is None for process in self._processes
-        )
+    _calls = 0
+    _kept: str | None = None  # name of the group that calls share
 
     def run(
         self,
@@ -114,7 +58,8 @@ class World:
         *arguments: Any,
         init: bool = True,
         fresh: bool = False,
-        deadline: float = DEADLINE,
+        kill: bool = False,
+        deadline: float | None = None,
         dying: Collection[int] = (),
     ) -> list[Any]:
         """Run ``function(*arguments)`` on all ranks and return their values in rank order.
@@ -125,6 +70,7 @@ class World:
             init: whether there is a default group; without one, use ``here()`` for the rank.
             fresh: whether this group is made for this call and destroyed after it; else one
                 group serves many calls, and the call must not destroy it.
+            kill: whether to end the ranks after the call, because it makes changes that cannot be undone.
             deadline: seconds.
             dying: ranks that shall die in this call; their value is None, and the world ends.
 
@@ -132,115 +78,39 @@ class World:
             RanksFailed: a rank raised, died, or did not answer in time.
         """
         __tracebackhide__ = True
-        message = self._message(function, arguments, init, fresh)
-        self._log_starts = [_size(log) for log in self.logs]
-        for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.send_bytes(message)
-        try:
-            answers, failures = self._wait(deadline, dying)
-        except BaseException:  # Ctrl-C, or pytest's time limit: answers are still outstanding
-            self.kill()
-            raise
-        if failures:
-            self.kill()
-        for rank in dying:
-            if rank in answers:
-                failures[rank] = "was to die in this call and did not"
-            elif failures[rank].startswith("died"):
-                del failures[rank]
-        if failures:
-            raise RanksFailed(self._report(function, failures))
-        return [answers.get(rank) for rank in range(self.size)]
-
-    def close(self) -> None:
-        """End the ranks; kill and report those that do not end by themselves."""
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send_bytes(pickle.dumps(None))
-        end = time.monotonic() + GRACE
-        for process in self._processes:
-            process.wait(max(0.0, end - time.monotonic()))
-        stuck = [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
-        failures = dict.fromkeys(stuck, "did not end when asked to")
-        for rank, process in enumerate(self._processes):
-            if process.exitcode:
-                failures[rank] = f"ended with {launcher.ending(process.exitcode)}"
-        if stuck:
-            launcher.dump_stacks(self._processes[rank] for rank in stuck)
-        self.kill()
-        if failures:
-            raise RanksFailed(self._report(self.close, failures))
-
-    def kill(self) -> None:
-        """Kill the ranks."""
-        for process in self._processes:
-            process.kill()
-        for pipe in self._pipes:
-            pipe.close()
-        self._processes, self._pipes = [], []
-
-    def _message(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], init: bool, fresh: bool
-    ) -> bytes:
-        if "<" in function.__qualname__:
-            raise TypeError(f"{function.__qualname__} must stand at the top of a module")
         self._calls += 1
-        scratch = self.folder / f"call{self._calls}"
-        scratch.mkdir()
+        self._what = function.__qualname__
         keep = init and not fresh
-        prefix = f"{self.folder.name}/{self._calls}/" if init else None
+        group = str(self._calls) if init else None
         if keep:
-            prefix = self._kept_prefix = self._kept_prefix or prefix
-        else:
-            self._kept_prefix = None
-        name = Function.of(function)
-        return pickle.dumps(
-            Call(name, pickle.dumps(arguments), prefix, keep, str(scratch), tuple(sys.path))
-        )
-
-    def _wait(
-        self, deadline: float, dying: Collection[int]
-    ) -> tuple[dict[int, Any], dict[int, str]]:
-        """Return the values of the ranks that answered, and the failures of the others."""
-        answers: dict[int, Any] = {}
-        failures: dict[int, str] = {}
-        end, silence = time.monotonic() + deadline, f"no answer in time (deadline {deadline:g} s)"
-        while waiting := {
-            pipe: rank
-            for rank, pipe in enumerate(self._pipes)
-            if rank not in answers and rank not in failures
-        }:
-            ready = connection.wait(list(waiting), max(0.0, end - time.monotonic()))
-            if not ready:
-                failures |= dict.fromkeys(waiting.values(), silence)
-                launcher.dump_stacks(self._processes[rank] for rank in waiting.values())
-                break
-            for pipe in ready:
-                self._receive(waiting[pipe], answers, failures)
-            if failures.keys() - set(dying) and time.monotonic() + GRACE < end:
-                end = time.monotonic() + GRACE
-                silence = f"no answer within {GRACE:g} s of the first failure"
-        return answers, failures
-
-    def _receive(self, rank: int, answers: dict[int, Any], failures: dict[int, str]) -> None:
+            group = self._kept or group
+        self._kept = group if keep else None
+        scratch = self.folder / f"call{self._calls}"
+        call = pickle.dumps(Call(function, arguments, group, keep, scratch))
+        scratch.mkdir()
+        self._log_starts = {rank: _size(log) for rank, log in self._logs.items()}
+        self.tell_all(call)
+        lives = False
         try:
-            worked, value = pickle.loads(self._pipes[rank].recv_bytes())
-        except (EOFError, ConnectionResetError):
-            failures[rank] = f"{DIED}{launcher.ending(self._processes[rank].wait(GRACE))}"
-        else:
-            (answers if worked else failures)[rank] = value
+            answers = self.hear_all(deadline, dying=dying)
+            lives = not (kill or dying)
+        finally:
+            if (
+                not lives
+            ):  # after Ctrl-C, too, or pytest's time limit: answers are still outstanding
+                self.close()
+        return list(answers.values())
 
-    def _report(self, function: Callable[..., Any], failures: dict[int, str]) -> str:
-        lines = [f"{function.__qualname__} on {self.size} ranks of {BACKEND}:"]
-        for rank in sorted(failures):
-            lines += [f"---- rank {rank}", failures[rank].rstrip()]
-            # A process that died before the call logged the reason before it.
-            start = 0 if failures[rank].startswith(DIED) else self._log_starts[rank]
-            log = self.logs[rank].read_bytes()[start:].decode(errors="replace")
-            if log.strip():
-                lines += [f"---- rank {rank}, end of its log", log[-4000:].rstrip()]
-        return "\n".join(lines)
+    def finish(self) -> None:
+        """End the ranks; kill and report those that do not end by themselves."""
+        if self._closed:
+            return
+        self._what = "the end of a world"
+        self.tell_all(None)
+        try:
+            self.ended_well(GRACE)
+        finally:
+            self.close()
 
 
 class Worlds:
@@ -274,12 +144,23 @@ class Worlds:
         world = self._worlds.get(size)
         if world is None or not world.alive:
             if world is not None:
-                world.kill()
-            world = World(
-                size, self._store.port, self._folder, self._prepare, self._environ, self._own
+                world.close()
+            folder = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=self._folder))
+            world = self._worlds[size] = World(
+                self._own or launcher.default(),
+                *(serve, self._prepare),
+                size=size,
+                folder=folder,
+                store_port=self._store.port,
+                prefix=f"{folder.name}/",
+                environment=self._environ,
             )
-            self._worlds[size] = world
         return world
+
+    def run(self, size: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Run a function on the living world of ``size`` ranks; see ``World.run``."""
+        __tracebackhide__ = True
+        self(size).run(function, *arguments, **options)
 
     def close(self) -> None:
         """End all ranks; raise the first failure after the last world is closed."""
@@ -287,7 +168,7 @@ class Worlds:
             if self._own is not None:
                 stack.callback(self._own.close)
             for world in self._worlds.values():
-                stack.callback(world.close)
+                stack.callback(world.finish)
 
 
 def worlds_fixture(*needs: str, scope: Any = "session", **options: Any) -> Any:

@@ -78,7 +78,9 @@ def run(name: str, command: list[str], console: Console) -> int:
         TimeElapsedColumn(),
         TextColumn("{task.fields[text]}"),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(name, total=None, text="")
         for each in seen(kept()):
             bar.update(task, total=each.total, completed=each.done, text=each.text)

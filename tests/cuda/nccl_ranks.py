@@ -13,7 +13,7 @@ import torch.distributed as dist
 from on_ranks import on_ranks
 from suite_rules import until
 from torch import Tensor
-from world_rank import here
+from world import here
 
 from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from nccl_ranks import cleared, engine_of, on_stand_in, stand_in
 from on_ranks import on_ranks
-from world_rank import here
+from world import here
 
 from fastcoll._load import C
 from fastcoll.cuda import memory_pools

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in
-from world_rank import here
+from world import here
 
 import fastcoll
 from fastcoll._load import C

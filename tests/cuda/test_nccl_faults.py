@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, communicator, create, on_stand_in, stand_in
 from suite_rules import bound
-from world_rank import here
+from world import here
 
 from fastcoll.cuda.nccl import NcclCommunicator
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, communicator, engine_of, on_stand_in, stand_in
-from world_rank import here
+from world import here
 
 from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in, store
 from suite_rules import bound, until
-from world_rank import here
+from world import here
 
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_rendezvous import Rendezvous

@@ -71,6 +71,6 @@ def test_where_shared_memory_is_lacking_buckets_are_private(launcher, tmp_path):
     worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(64 << 20)})
     try:
         worlds(2).run(beyond_the_arena)
-        assert "a tensor is not in shared memory" in worlds(2).logs[0].read_text()
+        assert "a tensor is not in shared memory" in worlds(2).log(0)
     finally:
         worlds.close()

@@ -76,7 +76,7 @@ def one_does_not_come():
 
 
 def test_the_rank_that_did_something_else_is_named(nccl_world):
-    nccl_world(2).kill()  # the trace of a process has what other tests did, and failed in
+    nccl_world(2).close()  # the trace of a process has what other tests did, and failed in
     (late, prefix), (other, _) = nccl_world(2).run(one_does_not_come, fresh=True)
     assert late["fastcoll"]["error"] and "timed out after 1000 ms" in late["fastcoll"]["error"]
     assert "another rank met a fault" in other["fastcoll"]["error"]

@@ -1,8 +1,7 @@
 """Fixtures of the fault tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -41,7 +40,10 @@ def jobs(
     tmp_path: Path,
     pretended_hosts: int,
 ) -> Iterator[Jobs]:
-    """``jobs(size, scenario, *arguments)``: ranks in processes of their own; see fault_job.py."""
+    """``jobs(size, scenario, *arguments)``: ranks in processes of their own; see fault_job.py.
+
+    ``@on_ranks(2, world="jobs")`` makes a test run on them, one process each; it ends when all ranks have.
+    """
     jobs = Jobs(launcher, job_store, tmp_path, pretended_hosts)
     failed = request.session.testsfailed
     try:
@@ -52,26 +54,3 @@ def jobs(
         found = jobs.close()
     if request.session.testsfailed == failed:
         assert not found, f"left behind: {found}"
-
-
-class OnJob:
-    """Runs a test on the ranks of a job, one process each, as a scenario; the test ends when all ranks have."""
-
-    def __init__(self, jobs: Jobs, size: int) -> None:
-        self._jobs, self._size = jobs, size
-
-    def run(self, test: Callable[..., None], _: None, *arguments: Any, **options: Any) -> None:
-        """Run the test, whose first argument is the rank, with options of ``Jobs``."""
-        __tracebackhide__ = True
-        self._jobs(self._size, test, *arguments, **options).hear_all(timeout=60.0)
-
-
-@pytest.fixture
-def job(jobs: Jobs) -> Callable[[int], OnJob]:
-    """``@on_ranks(2, world="job")`` makes a test run on the ranks of a job; its first argument is ``rank``."""
-    return lambda size: OnJob(jobs, size)
-
-
-@pytest.fixture
-def rank() -> None:
-    """The Rank of a test that runs on the ranks of a job: ``OnJob`` puts it in place."""

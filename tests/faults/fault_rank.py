@@ -1,43 +1,21 @@
-"""The side of a rank in the fault tests: what a scenario is handed, and what it can look at.
-
-Not the ranks of the ``world`` fixture: these serve one scenario, and die as the test wants.
-"""
+"""The side of a rank in the fault tests: what a scenario is given, and what it can look at."""
 
 import contextlib
 import dataclasses
 import gc
 import os
-import pickle
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import rank
 import torch
 import torch.distributed as dist
-from backend import BACKEND
 from own_threads import thread_names
-from world_rank import Function
-
-PATIENT = 120.0
-"""Timeout of groups in seconds, far above every bound: what comes sooner was noticed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What one rank is to run."""
-
-    function: Function
-    arguments: tuple[Any, ...]
-    rank: int
-    size: int
-    prefix: str
-    store: tuple[str, int]
-    folder: str
+from rank import PATIENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +27,23 @@ class Fault:
     text: str
     at: float
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class After:
+    """What a rank saw of its group after a fault.
+
+    Attributes:
+        again: what the next collective raised.
+        state: the group's error, "" if its backend has none to tell.
+        destroy: seconds that its end took.
+        left: what remained of it.
+    """
+
+    again: Fault | None
+    state: str
+    destroy: float
+    left: list[str]
 
 
 @dataclasses.dataclass
@@ -101,42 +96,12 @@ def catch(function: Callable[..., Any], *arguments: Any, **named: Any) -> Fault 
     return None
 
 
-class Rank:
-    """One rank in a scenario."""
+class Rank(rank.Rank):
+    """One rank in a scenario, which looks at what its process holds."""
 
-    def __init__(self, call: Call, channel: connection.Connection) -> None:
-        self.rank, self.size = call.rank, call.size
-        self.folder = Path(call.folder)
-        self._channel = channel
-        self._prefix = call.prefix
-        self._pid = os.getpid()
-        self.address = call.store
-        self._store: dist.Store = dist.TCPStore(*call.store, is_master=False)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.before = footprint()
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether this is a fork of the rank."""
-        return os.getpid() != self._pid
-
-    def tell(self, value: Any) -> None:
-        """Say something to the test."""
-        self._channel.send_bytes(pickle.dumps(("told", value)))
-
-    def hear(self, timeout: float = 60.0) -> Any:
-        """Wait for what the test says."""
-        if not self._channel.poll(timeout):
-            raise TimeoutError("the test says nothing")
-        return pickle.loads(self._channel.recv_bytes())
-
-    def pause(self) -> Any:
-        """Say that this rank is ready, and wait for what the test says."""
-        self.tell("ready")
-        return self.hear()
-
-    def store(self, name: str) -> dist.Store:
-        """Return a store that the ranks of this job share under that name."""
-        return dist.PrefixStore(f"{self._prefix}{name}/", self._store)
 
     def store_of(self, rank: int, address: str = "127.0.0.1") -> dist.Store:
         """Return a store that lives in that rank's process, at its host's address."""
@@ -145,18 +110,6 @@ class Rank:
             self.store("port").set("port", str(store.port))
             return store
         return dist.TCPStore(address, int(self.store("port").get("port")), is_master=False)
-
-    def init(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
-        """Make the default group."""
-        named = {"rank": self.rank, "world_size": self.size, "store": self.store(name)} | other
-        dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), **named)
-
-    def meet(self, name: str = "meet", size: int = 0) -> None:
-        """Wait in the store for all ranks, or ``size`` of them: a group's timeout can be shorter than a start."""
-        store, size = self.store(name), size or self.size
-        round_ = (store.add("come", 1) - 1) // size + 1
-        while store.add("come", 0) < round_ * size:
-            time.sleep(0.005)
 
     def used(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
         """Make the default group and use it once, so that the ranks are connected and none is in that call still."""
@@ -193,13 +146,8 @@ class Rank:
         left = self.leave()
         assert left == [], left
 
-    def recover(self, *lost: int) -> dict[str, Any]:
-        """Leave the faulty group and make a new one of all ranks but the lost.
-
-        Returns:
-            ``again``: what the next collective of the faulty group raised; ``state``: its error;
-            ``destroy``: seconds that its end took; ``left``: what remained of it.
-        """
+    def recover(self, *lost: int) -> After:
+        """Leave the faulty group, and use a new one of all ranks but the lost."""
         again = catch(dist.all_reduce, torch.ones(2))
         state = self.error_kind()
         start = time.monotonic()
@@ -212,20 +160,9 @@ class Rank:
         dist.all_reduce(tensor)
         assert tensor.tolist() == [sum(r + 1.0 for r in everyone)] * 5, tensor
         dist.destroy_process_group()
-        return {"again": again, "state": state, "destroy": destroy, "left": left}
+        return After(again, state, destroy, left)
 
 
-def run(channel: connection.Connection, call: Call) -> None:
-    """Run the scenario and tell the test what came of it."""
-    torch.set_num_threads(1)
-    rank = Rank(call, channel)
-    try:
-        value = call.function.load()(rank, *call.arguments)
-        answer = ("returned", value)
-    except SystemExit:
-        raise
-    except BaseException:
-        if not rank.is_copy:
-            channel.send_bytes(pickle.dumps(("raised", traceback.format_exc())))
-        raise
-    channel.send_bytes(pickle.dumps(answer))
+def as_test(rank: Rank, test: Callable[..., None], *arguments: Any) -> None:
+    """Run a test that has the rank among its arguments, if it wants it."""
+    test(*arguments)

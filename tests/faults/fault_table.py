@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_job import JobFailed
 from fault_list import FAULTS, OF_FASTCOLL_ALONE
 from in_time import TooSlow, notes
+from ranks import RanksFailed
 from rich.console import Console
 from rich.table import Table
 
@@ -118,7 +118,7 @@ def verdict(call: "pytest.CallInfo[None]") -> str:
     if isinstance(error, TooSlow):
         return "too slow"
     text = str(error)
-    if isinstance(error, JobFailed) and error.how in ("silent", "ended"):
+    if isinstance(error, RanksFailed) and error.how in ("silent", "ended"):
         return "hang" if error.how == "silent" else "crash"
     if call.when == "teardown":
         return "left behind"

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from fault_list import plays
-from fault_rank import Fault, Rank, catch
+from fault_rank import Rank, catch
 from in_call import tell_in_call
-from in_time import assert_raised, cause
+from in_time import cause
 from over_hosts import over_hosts
 from rank_calls import (
     all_gather,
@@ -34,14 +34,10 @@ from rank_calls import (
     scatter,
     swap,
 )
-from suite_rules import bound
 
 NOTICED = 0.25
 ELSEWHERE = NOTICED + 0.5
 """Over the network: a rank gives those of the other host so long to say why a connection broke."""
-
-ENDED = 1.0
-"""Seconds for destroy_process_group after a fault."""
 
 communicator = beyond_gloo("fastcoll's communicator")
 
@@ -49,24 +45,14 @@ LARGE = 2 << 20  # elements: 8 MiB of float
 VICTIM = 1
 
 
-def assert_names(
-    fault: Fault, since: float | None, job, collective: str, victim: int = VICTIM
+def after_death(
+    job, answers: dict, since: float | None, collective: str, victim: int = VICTIM
 ) -> None:
     within = NOTICED if job.on_one_host else ELSEWHERE
-    assert_raised(fault, collective, job.name(victim), since=since, within=within)
-    assert "RuntimeError" in fault.bases
-    assert re.search(r", seq [1-9]\d*\]: ", fault.text), fault.text
-    assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
-
-
-def assert_recovered(after: dict, fault: Fault) -> None:
-    """Sticky, with the same cause, and maybe the call in which it was met; nothing left; a new group works."""
-    assert after["again"] is not None and after["again"].seconds < bound(0.5), after
-    told = cause(fault).removesuffix(". Read the end of its log.")
-    assert cause(after["again"]).startswith(told), (after["again"].text, fault.text)
-    assert after["state"] == "COMM_ERROR"
-    assert after["destroy"] < bound(ENDED)
-    assert after["left"] == []
+    job.after_fault(answers, collective, names=[victim], since=since, within=within)
+    for fault, _ in answers.values():
+        assert re.search(r", seq [1-9]\d*\]: ", fault.text), fault.text
+        assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
 
 
 # --- in the middle of a collective ---------------------------------------------------------------
@@ -131,11 +117,8 @@ def test_killed_in_the_middle(jobs, hosts, victim, call, arguments):
     job.hear_all()
     killed = job.kill(victim)
     answers = job.hear_all(but=[victim])
-    for fault, after in answers.values():
-        assert_names(
-            fault, killed, job, call.__name__.partition("_async")[0].partition("_with")[0], victim
-        )
-        assert_recovered(after, fault)
+    collective = call.__name__.partition("_async")[0].partition("_with")[0]
+    after_death(job, answers, killed, collective, victim)
     if len(set(hosts)) == 1:
         assert len({cause(fault) for fault, _ in answers.values()}) == 1, "one cause for all"
     assert job.end(victim) == -9
@@ -183,14 +166,12 @@ def test_killed_before_it_arrives(jobs, hosts, victim, away, used, nonblocking):
         job.tell(rank)
     late = {rank: job.hear(rank) for rank in away}
     after = job.hear_all(but=[victim])
-    for rank, fault in (faults | late).items():
-        since = None if rank in late else killed
+    for found, since in (faults, killed), (late, None):
+        answers = {rank: (fault, after[rank]) for rank, fault in found.items()}
         if used:
-            assert_names(fault, since, job, call, victim)
-            assert_recovered(after[rank], fault)
+            after_death(job, answers, since, call, victim)
         else:
-            assert_raised(fault, job.name(victim), "process died", since=since, within=NOTICED)
-            assert after[rank]["destroy"] < bound(ENDED) and after[rank]["left"] == []
+            job.after_fault(answers, "process died", names=[victim], since=since, within=NOTICED)
 
 
 def sends_then_dies(rank: Rank):
@@ -258,9 +239,7 @@ def test_killed_partner_of_a_message(jobs, hosts, call, count, used):
     job = jobs(len(hosts), message_to_the_dead, call, count, used, hosts=hosts)
     job.hear_all()
     killed = job.kill(VICTIM)
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert_names(fault, killed, job, "send" if call is send else "recv")
-        assert_recovered(after, fault)
+    after_death(job, job.hear_all(but=[VICTIM]), killed, "send" if call is send else "recv")
 
 
 # --- at any moment -------------------------------------------------------------------------------
@@ -298,6 +277,4 @@ def test_killed_at_some_moment(jobs, seed):
     job.hear_all()
     time.sleep(chance.uniform(0.0, 0.5))
     killed = job.kill(victim)
-    for fault, after in job.hear_all(but=[victim]).values():
-        assert_names(fault, killed, job, "", victim)
-        assert_recovered(after, fault)
+    after_death(job, job.hear_all(but=[victim]), killed, "", victim)

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fault_job import JobFailed
 from fault_list import FAULTS
 from fault_rank import Rank
 from fault_table import verdict
 from in_time import TooSlow
+from ranks import RanksFailed
 
 TESTS = Path(__file__).parents[1]
 
@@ -27,15 +27,15 @@ def test_each_fault_has_a_test():
         ("setup", pytest.skip.Exception("needs root"), "not played"),
         ("call", TooSlow("took 2 s"), "too slow"),
         ("teardown", AssertionError("left behind"), "left behind"),
-        ("call", JobFailed("rank 1 says nothing", "silent"), "hang"),
-        ("call", JobFailed("rank 1 ended with -6", "ended"), "crash"),
+        ("call", RanksFailed("rank 1 says nothing", "silent"), "hang"),
+        ("call", RanksFailed("rank 1 ended with -6", "ended"), "crash"),
         (
             "call",
-            JobFailed("AssertionError: a wrong result was returned", "raised"),
+            RanksFailed("AssertionError: a wrong result was returned", "raised"),
             "wrong result",
         ),
         ("call", AssertionError("no error: success was reported"), "wrong result"),
-        ("call", JobFailed("RuntimeError: no", "raised"), "not as wanted"),
+        ("call", RanksFailed("RuntimeError: no", "raised"), "not as wanted"),
     ],
 )
 def test_verdicts(when, error, said):

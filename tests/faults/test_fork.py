@@ -81,7 +81,7 @@ def test_a_forked_child(jobs, how, said):
         assert all("Create process groups after the fork" in line for line in lines), found
 
 
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_children_with_a_group_of_their_own(rank):
     """A child may make groups of its own, with other children."""
     rank.used()
@@ -90,7 +90,7 @@ def test_children_with_a_group_of_their_own(rank):
         store = dist.TCPStore(*rank.address, is_master=False)
         dist.distributed_c10d._world.pg_map.clear()
         dist.distributed_c10d.GroupMember.WORLD = None
-        store = dist.PrefixStore(f"children{rank.folder}", store)
+        store = dist.PrefixStore(f"children{rank.scratch}", store)
         dist.init_process_group(
             BACKEND, store=store, rank=rank.rank, world_size=2, timeout=timedelta(seconds=8)
         )
@@ -111,7 +111,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 @plays(20)
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_data_loader_with_forked_workers(rank):
     rank.used()
     for _ in range(2):  # epochs: workers come and go

@@ -29,7 +29,7 @@ from suite_rules import bound
         pytest.param("1m", False, True, marks=plays(32), id="read-only"),
     ],
 )
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_without_room_for_names(rank, size, fill, read_only):
     remount_shared_memory(size, fill, read_only)
     rank.used()
@@ -39,10 +39,10 @@ def test_without_room_for_names(rank, size, fill, read_only):
 
 @plays(35)
 @over_hosts
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_among_squatted_names(rank):
     remount_shared_memory("64m")
-    target = rank.folder / f"target{rank.rank}"
+    target = rank.scratch / f"target{rank.rank}"
     target.write_text("mine")
     names = ["fastcoll", "fastcoll-0", "default_pg", "0", "torch_1_0", "psm_0", "FSTCOLL1"]
     for name in names:
@@ -59,7 +59,7 @@ def test_among_squatted_names(rank):
 
 @plays(64)
 @over_hosts
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_without_placement(rank):
     refuse_calls("mbind", "set_mempolicy", "get_mempolicy", "madvise", error=1)
     rank.used()
@@ -139,8 +139,7 @@ def beyond_the_limit(rank: Rank, cgroup: str):
         held = backend.allocate_tensor(400 << 20, dtype=torch.uint8, device=torch.device("cpu"))
         held.fill_(1)
         return None
-    rank.tell(catch(dist.all_reduce, torch.ones(3)))
-    return rank.recover(1)
+    return catch(dist.all_reduce, torch.ones(3)), rank.recover(1)
 
 
 @plays(33)
@@ -151,9 +150,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(jobs):
         job.hear_all()
         job.tell(1)
         assert job.end(1) == -9
-    fault, after = job.hear(0), job.hear(0)
-    assert_raised(fault, job.name(1), "died")
-    assert after["left"] == []
+    job.after_fault({0: job.hear(0)}, "died", names=[1])
 
 
 # --- descriptors and placement -------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_two_threads_on_one_group(jobs):
             assert "mismatch between collectives" in text or "left the group" in text, text
 
 
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_messages_from_threads(rank):
     """Threads of one group are fine for point-to-point, whose tags tell them apart."""
     rank.used()
@@ -130,7 +130,7 @@ def test_many_groups(jobs, hosts, count, use, held):
 
 
 @plays(44)
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_many_works(rank):
     rank.used()
     dist.barrier()
@@ -147,7 +147,7 @@ def test_many_works(rank):
     rank.finish()
 
 
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_dropped_works(rank):
     """Works that nobody waits for are done all the same, and free what they held."""
     rank.used()

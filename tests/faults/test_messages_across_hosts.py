@@ -15,7 +15,7 @@ from in_time import assert_raised
 from machine import own_process_ids
 from odd_stores import HidesLinks
 from on_ranks import on_ranks
-from suite_rules import bound, until
+from suite_rules import until
 
 SMALL, LARGE = 8, 3_000_000
 """Elements: in one record, and with a body that goes by itself."""
@@ -104,7 +104,7 @@ def test_a_sender_that_dies_within_a_message(jobs):
     assert untouched
 
 
-@on_ranks(2, world="job", hosts="01")
+@on_ranks(2, world="jobs", hosts="01")
 def test_long_messages_that_nobody_waits_for_end(rank):
     """A long message each way is seen to by the backend's own threads."""
     rank.init()
@@ -119,7 +119,7 @@ def test_long_messages_that_nobody_waits_for_end(rank):
     assert torch.all(into == other)
 
 
-@on_ranks(3, world="job", hosts="011")
+@on_ranks(3, world="jobs", hosts="011")
 def test_long_messages_from_any_rank(rank):
     rank.init()
     if rank.rank == 0:

@@ -115,7 +115,7 @@ def test_another_user_gets_nothing(jobs):
 
 
 @plays(39)
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_other_mount_and_ipc_namespaces(rank):
     if rank.rank == 1:
         own_namespaces(CLONE_NEWNS | CLONE_NEWIPC)

@@ -28,7 +28,7 @@ def finish(rank: Rank) -> None:
 
 @plays(48)
 @over_hosts
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_unaligned_tensors(rank):
     rank.used()
     for count in (0, 7, 1000, 300_000):
@@ -46,7 +46,7 @@ def test_unaligned_tensors(rank):
 
 @plays(55)
 @over_hosts
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_tensors_without_data(rank):
     """Tensors of device meta. Most calls with them torch answers itself, on all ranks alike."""
     rank.used()
@@ -83,7 +83,7 @@ def test_tensors_without_data(rank):
 @plays(55)
 @over_hosts
 @beyond_gloo("serves no other device")
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_tensors_of_two_devices_in_a_call(rank, device_libraries):
     """A call with tensors of the CPU and of another device that the backend serves."""
     prepare()

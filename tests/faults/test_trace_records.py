@@ -89,7 +89,7 @@ def assert_whole(rank, expected, dump):
 
 
 @pytest.mark.parametrize("kept", [1, 7, 16])
-@on_ranks(1, world="job")
+@on_ranks(1, world="jobs")
 def test_only_the_last_calls_are_kept(rank, kept):
     os.environ["FASTCOLL_TRACE_SIZE"] = str(kept)
     rank.init()
@@ -102,7 +102,7 @@ def test_only_the_last_calls_are_kept(rank, kept):
     assert dump["fastcoll"]["recorded"] == 49
 
 
-@on_ranks(1, world="job")
+@on_ranks(1, world="jobs")
 def test_calls_of_a_group_that_has_ended_are_kept(rank):
     rank.init()
     ended = dist.new_group([0])
@@ -116,7 +116,7 @@ def test_calls_of_a_group_that_has_ended_are_kept(rank):
     assert dump["fastcoll"]["unreadable"] == 0
 
 
-@on_ranks(1, world="job", environment={"FASTCOLL_TRACE_SIZE": "0"})
+@on_ranks(1, world="jobs", environment={"FASTCOLL_TRACE_SIZE": "0"})
 def test_it_can_be_switched_off(rank):
     rank.init()
     dist.all_reduce(torch.ones(1))
@@ -125,7 +125,7 @@ def test_it_can_be_switched_off(rank):
         fastcoll.trace.dump()
 
 
-@on_ranks(1, world="job")
+@on_ranks(1, world="jobs")
 def test_what_does_not_fit_is_counted(rank):
     rank.init()
     dist.all_to_all([torch.ones(1, 2, 3)], [torch.ones(1, 2, 3)])
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_counted(rank):
     assert cut["output_sizes"] == []
 
 
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_threads_write_at_once(rank):
     rank.init()
     groups = [dist.new_group([0, 1]) for _ in range(4)]
@@ -194,7 +194,7 @@ def the_line_that_calls():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-@on_ranks(1, world="job")
+@on_ranks(1, world="jobs")
 def test_stacks_are_kept_on_request(rank, wanted):
     os.environ["FASTCOLL_TRACE_STACKS"] = str(int(wanted))
     rank.init()
@@ -212,10 +212,10 @@ def test_stacks_are_kept_on_request(rank, wanted):
         assert bool(record["frames"]) == wanted
 
 
-@on_ranks(2, world="job")
+@on_ranks(2, world="jobs")
 def test_a_fork_has_no_trace_of_its_parent(rank):
     rank.used()
-    file = rank.folder / f"child{rank.rank}"
+    file = rank.scratch / f"child{rank.rank}"
     child = os.fork()
     if child == 0:
         fault = catch(dist.all_reduce, torch.ones(1))

@@ -20,7 +20,7 @@ from machine import refuse_calls
 from over_hosts import over_hosts
 from rank_calls import all_reduce, repeated
 from suite_rules import bound
-from test_death import VICTIM, assert_names, assert_recovered, receive
+from test_death import VICTIM, after_death, receive
 
 LEFT = 1.0
 """Seconds in which the others notice that a rank has left."""
@@ -59,11 +59,10 @@ def test_leaves_without_a_word(jobs, how):
     else:
         gone = job.hear(VICTIM)
     call = "recv" if how == "in recv" else "all_reduce(seq 3"
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        said = job.name(VICTIM), "left the group (close notice sent)", call
-        assert_raised(fault, *said, since=gone, within=LEFT)
-        assert "process died" not in fault.text, "a goodbye is no death"
-        assert_recovered(after, fault)
+    answers = job.hear_all(but=[VICTIM])
+    said = "left the group (close notice sent)", call
+    job.after_fault(answers, *said, names=[VICTIM], since=gone, within=LEFT)
+    assert not any("process died" in f.text for f, _ in answers.values()), "a goodbye is no death"
     if how == "destroys":
         job.tell(VICTIM)
 
@@ -81,9 +80,7 @@ def test_rank_0_dies_with_the_store(jobs):
     job = jobs(3, first_dies_with_its_store)
     job.hear_all()
     killed = job.kill(0)
-    for fault, after in job.hear_all(but=[0]).values():
-        assert_names(fault, killed, job, "all_reduce", 0)
-        assert_recovered(after, fault)
+    after_death(job, job.hear_all(but=[0]), killed, "all_reduce", 0)
 
 
 # --- a core dump ---------------------------------------------------------------------------------
@@ -93,19 +90,19 @@ def dumps_core(rank: Rank):
     rank.used()
     if rank.rank == VICTIM:
         resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
-        (rank.folder / "core").mkdir()
-        os.chdir(rank.folder / "core")
+        (rank.scratch / "core").mkdir()
+        os.chdir(rank.scratch / "core")
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         held = torch.ones(128 << 20)
         rank.pause()
         ctypes.string_at(0)
         del held
     tell_in_call(rank)
-    rank.tell(repeated(all_reduce, rank))
+    fault = repeated(all_reduce, rank)
     with contextlib.suppress(FileNotFoundError):
-        for core in (rank.folder / "core").iterdir():
+        for core in (rank.scratch / "core").iterdir():
             core.unlink()
-    return rank.recover(VICTIM)
+    return fault, rank.recover(VICTIM)
 
 
 @plays(11)
@@ -117,10 +114,8 @@ def test_a_rank_that_dumps_its_memory_is_named_before_the_timeout(jobs):
     job.hear_all()
     since = time.monotonic()
     job.tell(VICTIM)
-    for fault in job.hear_all(but=[VICTIM]).values():
-        assert_raised(fault, job.name(VICTIM), "died", since=since, within=5.0)
-    for after in job.hear_all(but=[VICTIM]).values():
-        assert after["again"] is not None and after["left"] == []
+    answers = job.hear_all(but=[VICTIM])
+    job.after_fault(answers, "died", names=[VICTIM], since=since, within=5.0)
     job.end(VICTIM)  # when its memory is written
 
 

@@ -1,14 +1,9 @@
 """Ranks on this machine's GPU, with NCCL itself."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from gpu_ranks import own_host
 from world import worlds_fixture
-
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("device", "kernels")]
 
 _ENVIRON = {
     "FASTCOLL_TEST_DEVICE": "cuda:0",

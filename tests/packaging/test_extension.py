@@ -1,18 +1,16 @@
 """build_backend/extension.py: the units of the extension, and what makes ninja compile one again."""
 
+import itertools
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "build_backend"))
 import extension
+import pytest
 import toolchain
 
+ROOT = Path(__file__).parents[2]
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
 
 
@@ -61,12 +59,14 @@ def test_a_unit_depends_on_torch_only_if_it_may_include_it(lines, monkeypatch, u
     """So another torch does not compile the layers below it again."""
     monkeypatch.setenv("UNITY", unity)
     made = lines()
-    variables = dict(line.split(" = ", 1) for line in made if line.startswith(("plain =", "torch =")))
+    variables = dict(
+        line.split(" = ", 1) for line in made if line.startswith(("plain =", "torch ="))
+    )
     assert "torch" not in variables["plain"] and "2.99" not in variables["plain"]
     assert "/torch/include" in variables["torch"] and "2.99" in variables["torch"]
     builds = [
         (line.partition(" | ")[2].split(), flags.split()[2])
-        for line, flags in zip(made, made[1:], strict=False)
+        for line, flags in itertools.pairwise(made)
         if line.startswith("build ") and flags.startswith("  flags")
     ]
     assert {flags for _, flags in builds} == {"$plain", "$torch"}
@@ -89,7 +89,9 @@ def test_another_compiler_or_torch_in_the_same_place_is_noticed(lines, tmp_path,
 
 def test_the_version_is_that_of_the_compiler_behind_ccache(tmp_path, monkeypatch):
     launcher = tmp_path / "ccache"  # as ccache does with a compiler's arguments
-    launcher.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "ccache 4"; exit; }\nexec "$@"\n')
+    launcher.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && { echo "ccache 4"; exit; }\nexec "$@"\n'
+    )
     launcher.chmod(0o755)
     monkeypatch.setenv("CXX", f"{shlex.quote(str(launcher))} c++")
     expected = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True)

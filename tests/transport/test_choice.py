@@ -31,7 +31,7 @@ def reduce_and_report(group=None):
 
 
 def log_of(world, *ranks: int) -> str:
-    return "".join(world.logs[rank].read_text() for rank in ranks)
+    return "".join(world.log(rank) for rank in ranks)
 
 
 # --- what it says --------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import time
 import psutil
 import pytest
 import torch.distributed as dist
+from ranks import RanksFailed
 from suite_rules import bound
-from world import RanksFailed, Worlds, here, worlds_fixture
+from world import Worlds, here, worlds_fixture
 
 
 def rank_and_argument(word):
@@ -30,6 +31,14 @@ def kill_on(rank):
 def sleep_on(rank):
     if here().rank == rank:
         time.sleep(1000)
+
+
+def print_and(what):
+    print(f"what it does: {what}", flush=True)
+    if what == "raises":
+        raise KeyError("lost")
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_marks():
@@ -69,11 +78,20 @@ def test_exception_comes_back_with_rank_and_traceback(own_worlds):
 
 def test_death_is_reported_and_the_world_rebuilt(own_worlds):
     broken = own_worlds(2)
-    pids = broken.pids
+    pids = broken.pids.values()
     with pytest.raises(RanksFailed, match=r"rank 0\ndied: signal SIGKILL"):
         broken.run(kill_on, 0, init=False)
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert own_worlds(2).run(rank_and_argument, 5) == [(0, 2, 5), (1, 2, 5)]
+
+
+@pytest.mark.parametrize(("what", "whole"), [("raises", False), ("dies", True)])
+def test_a_report_has_the_log_of_the_call_or_of_a_dead_rank_all(own_worlds, what, whole):
+    own_worlds(1).run(print_and, "returns", init=False)
+    with pytest.raises(RanksFailed) as caught:
+        own_worlds(1).run(print_and, what, init=False)
+    assert f"what it does: {what}" in str(caught.value)
+    assert ("what it does: returns" in str(caught.value)) is whole
 
 
 def test_death_that_was_planned_and_did_not_come(own_worlds):
@@ -90,7 +108,7 @@ def test_silent_rank_shows_its_stack(own_worlds):
         own_worlds(2).run(sleep_on, 1, init=False, deadline=deadline)
     text = str(caught.value)
     assert f"---- rank 1\nno answer in time (deadline {deadline:g} s)" in text
-    assert "in sleep_on" in text and "---- rank 0" not in text
+    assert "in sleep_on" in text and "---- rank 0\n" not in text
 
 
 def test_destroying_the_shared_group_is_an_error(own_worlds):
@@ -112,7 +130,7 @@ def test_variables_of_ranks(launcher, tmp_path, name):
 
 def test_closing_leaves_no_process(launcher, tmp_path):
     worlds = Worlds(tmp_path)
-    pids = worlds(3).pids
+    pids = worlds(3).pids.values()
     assert all(psutil.pid_exists(pid) for pid in pids)
     worlds(3).run(rank_and_argument, 0)
     worlds.close()

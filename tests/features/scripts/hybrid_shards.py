@@ -1,12 +1,8 @@
 """FSDP2 under torchrun: shards inside a host, replicas between hosts, against one process."""
 
 import os
-import sys
 
 import torch.distributed as dist
-
-sys.path += [os.path.dirname(os.path.dirname(__file__))]
-
 from test_hosts_training import hybrid_shards
 
 dist.init_process_group(os.environ["FASTCOLL_TEST_BACKEND"])
