@@ -59,9 +59,10 @@ demo: $(STAMPS)/demo $(STAMPS)/build
 	$(STEP) --times
 
 # Ranks wait more than they compute: three workers keep two cores busy. A file stays with one worker, which keeps its
-# fixtures. Options for pytest: PYTEST_ADDOPTS.
+# fixtures. In the order of their names: xdist would begin with the files of most tests, and end with slow ones of few.
+# Options for pytest: PYTEST_ADDOPTS.
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
-PYTEST = '$(PYTHON)' -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = '$(PYTHON)' -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMPS)/test $(STAMPS)/build
 	$(PYTEST) -m 'not full and not gpu'
