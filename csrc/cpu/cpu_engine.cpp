@@ -64,6 +64,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.processStart = processStart(static_cast<int>(::getpid())).value_or(0);
   record.processBegan = processBegan();
   record.createdAt = nanosecondsSinceBoot();
+  record.madeBefore = countGroup(config_.name, config_.rank);
   record.rank = static_cast<std::uint32_t>(config_.rank);
   record.size = static_cast<std::uint32_t>(config_.size);
   record.uid = ::geteuid();

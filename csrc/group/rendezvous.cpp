@@ -5,9 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "base/hash.hpp"
 #include "base/interrupt.hpp"
+#include "base/weak_registry.hpp"
 
 namespace fastcoll {
 namespace {
@@ -22,6 +25,17 @@ std::string text(const char (&field)[N]) {
 std::atomic<bool> countsDiffer{false};
 
 }  // namespace
+
+std::uint32_t countGroup(const std::string& name, int rank) {
+  struct Counts {
+    std::mutex mutex;
+    std::map<std::pair<std::string, int>, std::uint32_t> made;
+  };
+  static auto* counts = new PerProcess<Counts>;
+  Counts& here = counts->get();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  return here.made[{name, rank}]++;
+}
 
 std::uint64_t restartGeneration() {
   const char* run = std::getenv("TORCHELASTIC_RUN_ID");
@@ -98,12 +112,15 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 }
 
 /// Throws the fault that a rank has written. Ignores one of an earlier instance of the group, whose
-/// record may still be there: it is from before this instance, and was there at the first look.
+/// record may still be there. That fault is from before this instance, and was there at the first
+/// read. But a rank that runs, and has made as many groups of this name, has failed in this instance
+/// before this rank made it.
 void Rendezvous::throwIfTold(const GroupRecord& by) {
   const auto fault = readFault(store_, faultKey(by.nonce));
+  const bool ofThis = by.madeBefore >= own_.madeBefore && processRuns(by) == 1;
   std::unique_lock<std::mutex> lock(keysMutex_);
   if (!fault) sound_.insert(by.nonce);
-  const bool counts = fault && (fault->publishedAt >= made_ || sound_.contains(by.nonce));
+  const bool counts = fault && (fault->publishedAt >= made_ || ofThis || sound_.contains(by.nonce));
   lock.unlock();
   if (counts) throwFault(*fault);
 }
