@@ -168,7 +168,8 @@ class NcclCalls::Operations {
     int op = 0;
     const int status = calls_.functions_->createPreMulSum(&op, address, type,
                                                           there ? kOnDevice : kOnHost, handle());
-    if (status != kNcclSuccess) throw Error(ErrorKind::Backend, calls_.functions_->describe(status));
+    if (status != kNcclSuccess)
+      throw Error(ErrorKind::Backend, calls_.functions_->describe(status));
     made_.push_back(op);
     return op;
   }

@@ -113,8 +113,8 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 
 /// Throws the fault that a rank has written. Ignores one of an earlier instance of the group, whose
 /// record may still be there. That fault is from before this instance, and was there at the first
-/// read. But a rank that runs, and has made as many groups of this name, has failed in this instance
-/// before this rank made it.
+/// read. But a rank that runs, and has made as many groups of this name, has failed in this
+/// instance before this rank made it.
 void Rendezvous::throwIfTold(const GroupRecord& by) {
   const auto fault = readFault(store_, faultKey(by.nonce));
   const bool ofThis = by.madeBefore >= own_.madeBefore && processRuns(by) == 1;

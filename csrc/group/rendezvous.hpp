@@ -58,7 +58,7 @@ struct GroupRecord {
   std::uint64_t tuning;  // TuningTable::fingerprint
   SharedMemoryChoice sharedMemory;
   std::uint32_t madeBefore;  // how many groups of this name and rank the process has made before
-  CoreSet cores;  // of the thread that created the group
+  CoreSet cores;             // of the thread that created the group
   char bootId[40];
   char hostId[64];  // FASTCOLL_HOST_ID, or ""
   char host[64];
@@ -66,7 +66,8 @@ struct GroupRecord {
   char version[32];
 };
 
-/// Counts the groups that this process makes, by name and rank. Returns how many it has made before.
+/// Counts the groups that this process makes, by name and rank. Returns how many it has made
+/// before.
 std::uint32_t countGroup(const std::string& name, int rank);
 
 /// Hash of torchrun's run id and restart count, 0 outside torchrun.
