@@ -76,9 +76,9 @@ def units(root: Path, join: bool) -> list[Unit]:
     for name, (torch, patterns) in JOINED.items():
         found = sorted(rest & {one.relative_to(root) for p in patterns for one in root.glob(p)})
         rest -= set(found)
-        if join:
+        if join and found:
             made.append(Unit(f"csrc/{name}", tuple(map(str, found)), torch))
-        else:
+        elif not join:
             made += [
                 Unit(str(one.with_suffix("")), (str(one),), torch, HEADERS[torch]) for one in found
             ]
