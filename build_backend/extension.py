@@ -28,17 +28,14 @@ __all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "units"]
 ROOT = Path(__file__).resolve().parent.parent
 
 JOINED = {
-    "bindings_a_m": (True, ("csrc/bindings/[a-m]*",)),
-    "bindings_n_z": (True, ("csrc/bindings/[n-z]*",)),
-    "doors": (True, ("csrc/*", "csrc/calls/*")),
-    "torch": (True, ("csrc/network/*", "csrc/torch/*")),
-    "cuda": (True, ("csrc/cuda/*",)),
+    "bindings": (True, ("csrc/bindings/*",)),
+    "torch": (True, ("csrc/*", "csrc/calls/*", "csrc/cuda/*", "csrc/network/*", "csrc/torch/*")),
     "cpu": (False, ("csrc/cpu/*", "csrc/cpu/algorithms/*")),
     "hosts": (False, ("csrc/cpu/hosts/*",)),
     "point_to_point": (False, ("csrc/cpu/point_to_point/*",)),
     "lower": (False, ("csrc/base/*", "csrc/group/*", "csrc/shm/*", "csrc/trace/*")),
 }
-"""The sources that are joined to a unit, and whether they may include torch. pybind11 is parsed in two units.
+"""The sources that are joined to a unit, and whether they may include torch, whose headers take 6 s or more to parse.
 
 The others, of csrc/reduce, are compiled one by one: each sets an instruction set for all that follows.
 """

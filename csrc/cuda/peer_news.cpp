@@ -13,7 +13,7 @@
 namespace fastcoll {
 namespace {
 
-constexpr Milliseconds kTick{1000};
+constexpr Milliseconds kNewsTick{1000};
 constexpr Milliseconds kPoll{50};
 
 std::string progressKey(const Meeting& meeting, int rank) {
@@ -92,7 +92,7 @@ void PeerNews::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "fastcoll-news");
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait_for(lock, kTick, [this] { return closed_ || !jobs_.empty(); });
+    changed_.wait_for(lock, kNewsTick, [this] { return closed_ || !jobs_.empty(); });
     // Report a fault even if the group ends right after it: the other ranks wait for the report.
     if (!jobs_.empty()) {
       const auto job = std::move(jobs_.front());
