@@ -106,14 +106,17 @@ CpuEngine::~CpuEngine() {
   if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
 }
 
-/// Throws at the start of a call if the group is unusable, after it has released the lock.
-void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call,
-                                 std::uint64_t seq) {
-  const bool forked = forkGeneration_ != forkGeneration(), destroyed = closed_;
-  const bool aborted = memory_ != nullptr && memory_->aborted();
-  if (!forked && !destroyed && !aborted && !fault_) return;
+/// Locks the engine at the start of a call. Throws if the group is unusable, without the lock. In a
+/// forked child it does not lock: a thread of the parent may have held the mutex at the fork.
+std::unique_lock<std::mutex> CpuEngine::enter(const char* call, std::uint64_t seq) {
+  const bool forked = forkGeneration_ != forkGeneration();
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  if (!forked) lock.lock();
+  const bool destroyed = closed_, aborted = !forked && memory_ != nullptr && memory_->aborted();
+  if (!forked && !destroyed && !aborted && !fault_) return lock;
   const Fault fault = fault_.value_or(Fault{});
-  lock.unlock();
+  if (seq == kNext) seq = sequence() + 1;
+  if (!forked) lock.unlock();
   beforeWait();
   if (!destroyed) config_.failing();  // another rank's fault may be seen here first
   const std::string head = errorHead(call, config_, seq);
@@ -184,35 +187,37 @@ void CpuEngine::execute(Task& task) {
 void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   running_ = false;
-  if (!queue_.empty()) wakeWorker();
   changed_.notify_all();
+  if (!queue_.empty()) tryToWakeWorker();
 }
 
-/// Gives a call its sequence number and records it in the trace, or refuses it. `here`: the caller
-/// wants to run it on its own thread. Returns whether the caller must run it now. The trace also
-/// records the first call that is refused after a fault. That record distinguishes a late rank from
-/// one that did not arrive.
-bool CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task, bool here) {
+/// Gives a call its sequence number and records it in the trace, or refuses it. Returns the lock.
+/// `here`: the caller wants to run it on its own thread; on return, whether it must run it now. The
+/// trace also records the first call that is refused after a fault. That record distinguishes a
+/// late rank from one that did not arrive.
+std::unique_lock<std::mutex> CpuEngine::admit(Task& task, bool& here) {
   const trace::Record* const draft = std::exchange(task.draft, nullptr);
-  const std::uint64_t next = sequence_ + 1;
+  std::unique_lock<std::mutex> lock;
   try {
-    refuseIfUnusable(lock, collectiveName(task.request.collective), next);
+    lock = enter(collectiveName(task.request.collective), kNext);
   } catch (const Error& error) {
     if (!refused_.exchange(true) && draft != nullptr) {
-      trace::fail(trace::record(*draft, next), error.what());
+      trace::fail(trace::record(*draft, sequence() + 1), error.what());
     }
     throw;
   }
-  task.request.seq = sequence_ = next;
+  task.request.seq = sequence() + 1;
+  sequence_.store(task.request.seq, std::memory_order_relaxed);
   here = here && !running_ && queue_.empty();
   if (here) running_ = true;
-  if (draft != nullptr) task.trace = trace::record(*draft, next, here);
-  return here;
+  if (draft != nullptr) task.trace = trace::record(*draft, task.request.seq, here);
+  return lock;
 }
 
 void CpuEngine::runInline(const TaskRef& task) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (admit(lock, *task, true)) {
+  bool here = true;
+  std::unique_lock<std::mutex> lock = admit(*task, here);
+  if (here) {
     lock.unlock();
     try {
       execute(*task);
@@ -227,18 +232,15 @@ void CpuEngine::runInline(const TaskRef& task) {
   const auto ended = std::make_shared<Completion>();
   task->completion = ended;
   queue_.push_back(task);
-  try {
-    wakeWorker();
-  } catch (const std::exception&) {  // out of threads: this one runs the queue
-  }
+  tryToWakeWorker();
   lock.unlock();
   wait(*ended);
   if (ended->fault) std::rethrow_exception(ended->fault);
 }
 
 std::uint64_t CpuEngine::submit(TaskRef task) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  admit(lock, *task, false);
+  bool here = false;
+  std::unique_lock<std::mutex> lock = admit(*task, here);
   const std::uint64_t seq = task->request.seq;
   const bool small = bytesOf(task->request) <= kSmallTask;
   queue_.push_back(std::move(task));
@@ -259,6 +261,14 @@ void CpuEngine::wakeWorker() {
   if (workerAwake_) return toWorker_.notify_one();
   runOnWorker([self = shared_from_this()] { self->work(); });
   workerAwake_ = true;  // under the lock that work() takes first
+}
+
+/// For a queue of which each task has a waiter, or gets one: waiters run it too.
+void CpuEngine::tryToWakeWorker() noexcept {
+  try {
+    wakeWorker();
+  } catch (const std::exception&) {  // out of threads
+  }
 }
 
 /// Runs the queue's first task; false if there is none or another thread runs one. `interrupt`:
@@ -287,7 +297,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* 
   const bool stepsAside = interrupt == nullptr && completion->callsBack();
   if (stepsAside) {
     workerAwake_ = false;
-    if (!queue_.empty()) wakeWorker();
+    if (!queue_.empty()) tryToWakeWorker();
   }
   changed_.notify_all();
   lock.unlock();
@@ -351,13 +361,9 @@ bool CpuEngine::waitUntil(const Completion& task, TimePoint until) {
   return true;
 }
 
-std::uint64_t CpuEngine::sequence() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return sequence_;
-}
-
 bool CpuEngine::faulted(ErrorKind* kind) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  if (forkGeneration_ == forkGeneration()) lock.lock();  // see enter()
   if (kind != nullptr) *kind = fault_.value_or(Fault{}).kind;
   return fault_ || (memory_ != nullptr && memory_->aborted());
 }

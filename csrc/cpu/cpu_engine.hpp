@@ -105,7 +105,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   /// throws.
   void shutdown() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
-  std::uint64_t sequence() const;
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   EngineInfo info() const;
   /// Whether the group is on several hosts; false while that is undecided.
   bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::MultiHost; }
@@ -115,7 +115,10 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  private:
   enum class Path { Undecided, Local, Shared, MultiHost };
 
-  bool admit(std::unique_lock<std::mutex>& lock, Task& task, bool here);
+  static constexpr std::uint64_t kNext = ~std::uint64_t{0};  // the number after the last one
+
+  std::unique_lock<std::mutex> enter(const char* call, std::uint64_t seq);
+  std::unique_lock<std::mutex> admit(Task& task, bool& here);
   void execute(Task& task);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
@@ -131,8 +134,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void release(std::unique_lock<std::mutex>& lock);
   bool runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt);
   void wakeWorker();
+  void tryToWakeWorker() noexcept;
   void work();
-  void refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call, std::uint64_t seq);
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
   Fault tellPeers(const Fault& fault) noexcept;
@@ -162,7 +165,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::condition_variable toWorker_;  // wakes the worker for a queued task
   std::deque<TaskRef> queue_;
   bool running_ = false;
-  std::uint64_t sequence_ = 0;  // of the last admitted collective
+  std::atomic<std::uint64_t> sequence_{0};  // of the last admitted collective
   TimePoint submitted_;         // when the last task was queued
   bool waitedLate_ = false;     // the last caller did not wait soon
   bool workerAwake_ = false;

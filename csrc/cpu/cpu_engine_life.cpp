@@ -89,10 +89,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
 // --- point-to-point ----------------------------------------------------------------------------
 
 PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    refuseIfUnusable(lock, call, seq);
-  }
+  enter(call, seq).unlock();
   return madePointToPoint();
 }
 
@@ -126,10 +123,7 @@ PointToPoint& CpuEngine::madePointToPoint() {
 }
 
 void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    refuseIfUnusable(lock, "monitored_barrier", 0);
-  }
+  enter("monitored_barrier", 0).unlock();
   if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
 }
 

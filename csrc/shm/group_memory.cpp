@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/topology.hpp"
+#include "base/utf8.hpp"
 
 namespace fastcoll {
 namespace {
@@ -25,7 +26,7 @@ void wakeSleepers(ControlBlock& block, Doorbell& bell) noexcept {
 
 Fault readFault(const AbortRecord& record) {
   return {static_cast<ErrorKind>(record.kind),
-          std::string(record.text, ::strnlen(record.text, sizeof record.text))};
+          validUtf8(std::string(record.text, ::strnlen(record.text, sizeof record.text)))};
 }
 
 }  // namespace

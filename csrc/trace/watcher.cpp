@@ -8,11 +8,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/thread.hpp"
+#include "base/weak_registry.hpp"
 #include "trace/recorder.hpp"
 
 namespace fastcoll::trace {
@@ -27,10 +30,16 @@ std::atomic<int> doorbell{-1};
 std::atomic<int> owner{0};  // a forked child inherits the handler, and the parent's eventfd
 struct sigaction before;
 
-std::mutex threadMutex;  // guards what follows
-std::thread* thread = nullptr;
-std::atomic<int> threadOf{0};
-std::function<void()>* look = nullptr;
+struct Watching {
+  std::mutex mutex;
+  std::optional<std::thread> thread;
+  std::function<void()> look;
+};
+
+Watching& watching() {
+  static auto* it = new PerProcess<Watching>;
+  return it->get();
+}
 
 void ring(std::uint64_t what) {
   [[maybe_unused]] const auto written =
@@ -60,8 +69,9 @@ void watch(bool looks) {
     if (looks) {
       std::function<void()> now;
       {
-        const std::lock_guard<std::mutex> lock(threadMutex);
-        if (look != nullptr) now = *look;
+        Watching& it = watching();
+        const std::lock_guard<std::mutex> lock(it.mutex);
+        now = it.look;
       }
       if (now) now();
     }
@@ -79,9 +89,9 @@ int signalOf(const std::string& name) {
 }
 
 void setLook(std::function<void()> function) {
-  const std::lock_guard<std::mutex> lock(threadMutex);
-  delete look;
-  look = new std::function<void()>(std::move(function));
+  Watching& it = watching();
+  const std::lock_guard<std::mutex> lock(it.mutex);
+  it.look = std::move(function);
 }
 
 void startWatcher(Recorder& recorder) {
@@ -96,8 +106,7 @@ void startWatcher(Recorder& recorder) {
   owner.store(::getpid());
   const bool looks = !recorder.dumpPrefix.empty();
   try {
-    thread = new std::thread(startThread([looks] { watch(looks); }));
-    threadOf = ::getpid();
+    watching().thread = startThread([looks] { watch(looks); });
   } catch (const std::exception&) {
     ::close(fd);
     doorbell.store(-1);
@@ -119,16 +128,15 @@ void startWatcher(Recorder& recorder) {
 }
 
 void stopWatching() noexcept {
-  if (threadOf != ::getpid()) return;  // before the lock, which a forked child may inherit locked
-  std::thread* ends = nullptr;
+  Watching& it = watching();
+  std::optional<std::thread> ends;
   {
-    const std::lock_guard<std::mutex> lock(threadMutex);
-    std::swap(ends, thread);
+    const std::lock_guard<std::mutex> lock(it.mutex);
+    std::swap(ends, it.thread);
   }
-  if (ends == nullptr) return;
+  if (!ends) return;
   ring(kEnd);
   ends->join();
-  delete ends;
 }
 
 }  // namespace fastcoll::trace

@@ -1,6 +1,8 @@
 """A process forks after init: the child may not use the group, and the parent goes on."""
 
 import os
+import signal
+import threading
 from datetime import timedelta
 
 import psutil
@@ -12,6 +14,7 @@ from backend import BACKEND
 from fault_list import plays
 from fault_rank import Rank, catch
 from on_ranks import on_ranks
+from suite_rules import bound
 
 import fastcoll
 
@@ -79,6 +82,45 @@ def test_a_forked_child(jobs, how, said):
         assert len(lines) == 5 + (BACKEND == "fastcoll")
         assert all("fork" in line for line in lines), found
         assert all("Create process groups after the fork" in line for line in lines), found
+
+
+def forks_beside_calls(rank: Rank, forks: int):
+    """Rank 0 forks while its other thread calls, so that thread holds a lock of the engine at some forks."""
+    rank.used()
+    last = threading.Event()
+
+    def calls():
+        ended = torch.zeros(1)
+        while not ended.item():
+            ended.fill_(float(last.is_set()))
+            dist.all_reduce(ended, async_op=True).wait()
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    codes = []
+    for _ in range(forks if rank.rank == 0 else 0):
+        child = os.fork()
+        if child == 0:
+            fault = catch(dist.all_reduce, torch.ones(3))
+            os._exit(0 if fault is not None and "fork" in fault.text else 1)
+        try:
+            codes.append(psutil.Process(child).wait(bound(2)))
+        except psutil.TimeoutExpired:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            codes.append("it hung")
+            break
+    if rank.rank == 0:
+        last.set()
+    thread.join()
+    return codes, rank.leave()
+
+
+@plays(20)
+def test_a_child_of_a_process_that_is_in_a_call(jobs):
+    forks = 25
+    job = jobs(2, forks_beside_calls, forks)
+    assert job.hear_all() == {0: ([0] * forks, []), 1: ([], [])}
 
 
 @on_ranks(2, world="jobs")

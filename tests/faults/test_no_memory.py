@@ -19,7 +19,7 @@ from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
 from in_time import assert_raised
-from machine import refuse_calls, remount_shared_memory
+from machine import refuse_calls
 from rank_calls import transport, works
 
 pytestmark = beyond_gloo("reserves no shared memory")
@@ -31,9 +31,8 @@ def full_memory():
     refuse_calls("fallocate")
 
 
-def tiny_tmpfs():
-    """Without memfd_create the memory is a file without a name in /dev/shm."""
-    remount_shared_memory("64k")
+def no_memfd():
+    """As a strict seccomp profile does."""
     refuse_calls("memfd_create", error=errno.ENOSYS)
 
 
@@ -85,7 +84,7 @@ def first_call(rank: Rank, victim: int, sender: int, limit):
     return again is not None, left, used
 
 
-LIMITS = [full_memory, tiny_tmpfs, file_size_limit, address_space_limit]
+LIMITS = [full_memory, no_memfd, file_size_limit, address_space_limit]
 IN_SHORT = [(limit, i % 2, i > 1) for i, limit in enumerate(LIMITS)]
 CASES = [
     pytest.param(*case, marks=[] if case in IN_SHORT else pytest.mark.full)
@@ -107,10 +106,23 @@ def test_first_call_is_point_to_point(jobs, limit, sender, late):
         call = f"fastcoll.{'send' if rank == sender else 'recv'} [group '0', rank {rank}/2"
         said = call, job.name(victim), "has no shared memory", "FASTCOLL_SHARED_MEMORY=off"
         assert_raised(fault, *said, within=NOTICED)
-        assert re.search(r"\d+ bytes of shared memory", fault.text), fault.text
+        assert re.search(r"\d+ bytes of shared memory|memfd_create", fault.text), fault.text
     for again, left, used in job.hear_all().values():
         assert again, "a group that failed works"
         assert left == [] and used == "gloo"
+
+
+def without_memfd(rank: Rank):
+    no_memfd()
+    rank.used()
+    works(rank)
+    used = transport()
+    return used, rank.leave()
+
+
+def test_without_memfd_create_the_network_serves(jobs):
+    job = jobs(2, without_memfd)
+    assert job.hear_all() == dict.fromkeys((0, 1), ("gloo", []))
 
 
 def later_call(rank: Rank):
@@ -171,10 +183,11 @@ def no_threads(rank: Rank):
         rank.hear()
         dist.all_reduce(x)
         dist.all_reduce(y)
-        return x.tolist(), y.tolist()
-    first = threading.Thread(target=dist.all_reduce, args=(x,))
+        return x.tolist(), y.tolist(), []
+    faults = []
+    first = threading.Thread(target=lambda: faults.append(catch(dist.all_reduce, x)))
     go = threading.Event()
-    second = threading.Thread(target=lambda: (go.wait(), dist.all_reduce(y)))
+    second = threading.Thread(target=lambda: (go.wait(), faults.append(catch(dist.all_reduce, y))))
     second.start()
     tell_in_call(rank)
     first.start()
@@ -184,7 +197,7 @@ def no_threads(rank: Rank):
     rank.tell("second")
     second.join()
     first.join()
-    return x.tolist(), y.tolist()
+    return x.tolist(), y.tolist(), faults
 
 
 def test_a_call_that_waits_behind_another_needs_no_thread(jobs):
@@ -193,4 +206,7 @@ def test_a_call_that_waits_behind_another_needs_no_thread(jobs):
     job.tell(0)
     assert job.hear(0) == "second"
     job.tell(1)
-    assert job.hear_all() == dict.fromkeys((0, 1), ([2.0] * 3, [2.0] * 3))
+    assert job.hear_all() == {
+        0: ([2.0] * 3, [2.0] * 3, [None, None]),
+        1: ([2.0] * 3, [2.0] * 3, []),
+    }

@@ -108,3 +108,35 @@ def test_tensors_of_two_devices_in_a_call(rank, device_libraries):
         said = "all tensors on one device", "cpu", f"{DEVICE}:0"
         assert refused(fault, *said), (name, fault)
     finish(rank)
+
+
+@plays(12)
+@beyond_gloo("sums no sparse tensors here")
+@on_ranks(2, world="jobs")
+def test_a_long_text_is_cut_between_characters(rank):
+    """A call fails on rank 0 with a text of umlauts, which other ranks read from 1,016 bytes of shared memory."""
+    rank.used()
+    groups = [
+        dist.new_group() for _ in range(2)
+    ]  # the texts' lengths differ by one: one cut is inside a character
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)
+    library = torch.library.Library("aten", "IMPL")
+    for i, group in enumerate(groups):
+        text = "x" * i + "\N{LATIN SMALL LETTER A WITH DIAERESIS}" * 700
+
+        def fails(*_, text=text):
+            raise RuntimeError(text)
+
+        tensor = torch.eye(3).to_sparse()
+        if rank.rank == 0:
+            library.impl("_coalesce", fails, "SparseCPU", allow_override=True)
+            fault = catch(dist.all_reduce, tensor, group=group)
+            assert fault is not None and text in fault.text, fault
+            continue
+        catch(dist.all_reduce, tensor, group=group)  # it may have ended before
+        fault = catch(dist.all_reduce, torch.ones(1), group=group)
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert "rank 0 failed in all_reduce" in fault.text, fault.text
+    del groups, group
+    rank.finish()
