@@ -39,7 +39,10 @@ FAULTS = {
     30: ("two threads on two groups, crossed", "right results"),
     31: ("at init: a rank missing, one twice, other world sizes", "in time; names the rank"),
     32: ("/dev/shm of 64 KB, full, or read-only", "works: nothing lies there"),
-    33: ("memory cannot be reserved: at once, and later", "Gloo, or an error on all ranks"),
+    33: (
+        "memory cannot be reserved: at once, and later",
+        "Gloo, slower messages, or an error on all ranks",
+    ),
     34: ("SIGKILL of all ranks, then the same job again", "nothing left, no stale state"),
     35: ("squatted names and links in /dev/shm", "works, and touches none"),
     36: ("two jobs with the same group name at once", "both right"),

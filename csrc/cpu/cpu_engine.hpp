@@ -166,8 +166,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::deque<TaskRef> queue_;
   bool running_ = false;
   std::atomic<std::uint64_t> sequence_{0};  // of the last admitted collective
-  TimePoint submitted_;         // when the last task was queued
-  bool waitedLate_ = false;     // the last caller did not wait soon
+  TimePoint submitted_;                     // when the last task was queued
+  bool waitedLate_ = false;                 // the last caller did not wait soon
   bool workerAwake_ = false;
   bool closed_ = false;
   std::atomic<bool> refused_{false};  // a call was refused because the group has failed

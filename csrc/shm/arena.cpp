@@ -187,7 +187,7 @@ void Arena::reserve(std::uint64_t offset, std::size_t bytes) {
     if (done > 0) punch(offset, done);
     throw Error(ErrorKind::Backend, "fastcoll: cannot reserve ", bytes, " bytes of shared memory (",
                 std::strerror(error),
-                "). The machine or the container's memory limit is full: free memory, lower "
+                "). The machine has no memory left for it: free memory, lower "
                 "FASTCOLL_RING_BYTES, or set FASTCOLL_SHARED_MEMORY=off.");
   }
 }

@@ -3,8 +3,9 @@
 // descriptor. Nothing can be left behind, because the memory lives only as long as a mapping.
 //
 // The file's size is address space, not memory. An extent is reserved with fallocate before it is
-// handed out. So a full machine is an error here and never a SIGBUS later. Because of the seals
-// (SHRINK, GROW), a broken peer cannot truncate the file.
+// handed out. So a full machine is an error here and never a SIGBUS later. The limit of a memory
+// cgroup is no error: there the kernel kills a process. Because of the seals (SHRINK, GROW), a
+// broken peer cannot truncate the file.
 #pragma once
 
 #include <atomic>

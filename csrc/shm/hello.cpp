@@ -1,7 +1,6 @@
 #include "shm/hello.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -89,12 +88,8 @@ bool sendHello(int socket, const Hello& hello, int descriptor) {
   return sent == static_cast<ssize_t>(sizeof hello);
 }
 
-std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descriptor) {
+std::string receiveHello(int socket, Hello& hello, int& descriptor) {
   descriptor = -1;
-  pollfd waiting{socket, POLLIN, 0};
-  const int ready = ::poll(&waiting, 1, timeoutMs);
-  if (ready <= 0) return "no answer";
-
   std::memset(&hello, 0, sizeof hello);
   iovec part{&hello, sizeof hello};
   // Room for more than one descriptor: a hostile surplus is received and closed, not leaked.
@@ -104,7 +99,8 @@ std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descripto
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return "no answer";
   int received = 0;
   int first = -1;
   if (got >= 0) {

@@ -26,9 +26,8 @@ int listenAt(const Nonce128& socketName);
 int connectTo(const Nonce128& socketName);
 /// Sends the hello with one descriptor. Returns false if that fails: the peer has exited.
 bool sendHello(int socket, const Hello& hello, int descriptor);
-/// Receives a hello with exactly one descriptor; waits `timeoutMs` milliseconds at most. Returns ""
-/// and the descriptor, which the caller owns. On failure returns the reason, and no descriptor
-/// stays open.
-std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descriptor);
+/// Receives a hello with exactly one descriptor, without waiting. Returns "" and the descriptor,
+/// which the caller owns. On failure returns the reason, and no descriptor stays open.
+std::string receiveHello(int socket, Hello& hello, int& descriptor);
 
 }  // namespace fastcoll

@@ -27,7 +27,9 @@ namespace {
 
 constexpr int kWatch = 100;  // milliseconds between two calls of a watch
 
-constexpr int kHelloTimeoutMs = 5000;
+// A connection may be silent for so long, and so many may be silent at once.
+constexpr Milliseconds kHelloTimeout{5000};
+constexpr std::size_t kCallers = 64;
 
 struct Instance {
   std::mutex mutex;
@@ -38,6 +40,18 @@ struct Instance {
 Instance& instance() {
   static auto* it = new PerProcess<Instance>;
   return it->get();
+}
+
+/// Other users must not be able to take a place among the callers.
+bool isOfThisUser(int connection) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+      credentials.uid == ::geteuid()) {
+    return true;
+  }
+  log(LogLevel::Info, "refused a connection from user ", credentials.uid);
+  return false;
 }
 
 void goodbyeAtExit() {
@@ -189,9 +203,14 @@ void LocalProcess::keep() {
   ::pthread_setname_np(::pthread_self(), "fastcoll-keeper");
 
   int listener = -1;  // once there is one
+  Callers callers;
   for (bool watching = false;;) {
-    pollfd waiting[2] = {{wakeEvent_, POLLIN, 0}, {listener, POLLIN, 0}};
-    if (::poll(waiting, 2, watching ? kWatch : -1) < 0) {
+    pollfd waiting[2 + kCallers] = {{wakeEvent_, POLLIN, 0},
+                                    {callers.size() < kCallers ? listener : -1, POLLIN, 0}};
+    for (std::size_t i = 0; i < callers.size(); ++i) {
+      waiting[2 + i] = {callers[i].connection, POLLIN, 0};
+    }
+    if (::poll(waiting, 2 + callers.size(), watching || !callers.empty() ? kWatch : -1) < 0) {
       if (stopping_) break;
       ::usleep(10000);  // out of memory, or a debugger's interruption
       continue;
@@ -203,34 +222,44 @@ void LocalProcess::keep() {
       listener = listener_;
     }
     watching = lookAll();
-    if (listener >= 0 && (waiting[1].revents & POLLIN) != 0) {
+    serve(callers, waiting + 2);
+    if ((waiting[1].revents & POLLIN) != 0) {
       const int connection = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-      if (connection >= 0) {
-        serve(connection);
+      if (connection >= 0 && isOfThisUser(connection)) {
+        callers.push_back({connection, Clock::now() + kHelloTimeout});
+      } else if (connection >= 0) {
         ::close(connection);
       } else if (errno == EMFILE || errno == ENFILE) {
         ::usleep(10000);  // out of descriptors: the peer retries; do not spin meanwhile
       }
     }
   }
+  for (const Caller& one : callers) ::close(one.connection);
   // The list ends with this frame. At the thread's end the kernel would follow what is there then,
   // and mark any word of private memory that happens to hold this thread's number.
   ::syscall(SYS_set_robust_list, nullptr, sizeof head);
 }
 
-void LocalProcess::serve(int connection) {
-  try {
-    ucred credentials{};
-    socklen_t length = sizeof credentials;
-    // Check this before any wait: another user must not be able to block this thread.
-    if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
-        credentials.uid != ::geteuid()) {
-      log(LogLevel::Info, "refused a connection from user ", credentials.uid);
-      return;
+/// Answers those that have sent something, and closes their connections and those silent too long.
+void LocalProcess::serve(Callers& callers, const pollfd* polled) {
+  Callers silent;
+  for (const Caller& one : callers) {
+    const bool sent = (polled++)->revents != 0;
+    if (!sent && Clock::now() < one.until) {
+      silent.push_back(one);
+      continue;
     }
+    answer(one.connection);
+    ::close(one.connection);
+  }
+  callers = std::move(silent);
+}
+
+void LocalProcess::answer(int connection) {
+  try {
     Hello hello;
     int memory = -1;
-    const std::string problem = receiveHello(connection, kHelloTimeoutMs, hello, memory);
+    const std::string problem = receiveHello(connection, hello, memory);
     if (!problem.empty()) {
       log(LogLevel::Info, "refused a connection: ", problem);
       return;
@@ -306,7 +335,7 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   if (char byte = 0; ::recv(asked->fd, &byte, 1, MSG_PEEK) == 0) return nullptr;
   Hello reply;
   int memory = -1;
-  const std::string problem = receiveHello(asked->fd, 0, reply, memory);
+  const std::string problem = receiveHello(asked->fd, reply, memory);
   if (!problem.empty()) {
     throw Error(ErrorKind::Network, "fastcoll: a peer sent " + problem);
   }

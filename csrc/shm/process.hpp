@@ -4,6 +4,8 @@
 // Nothing is created before it is needed: until start(), a LocalProcess is a pair of random names.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -14,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/topology.hpp"
 #include "shm/arena.hpp"
 
@@ -107,7 +110,14 @@ class LocalProcess {
   void keep();     // body of the keeper thread
   bool lookAll();  // calls the watches; true while any is left
   void wakeKeeper() const;
-  void serve(int connection);  // answers one hello, never throws
+  /// A connection before its hello.
+  struct Caller {
+    int connection;
+    TimePoint until;
+  };
+  using Callers = std::vector<Caller>;
+  void serve(Callers& callers, const pollfd* polled);
+  void answer(int connection);  // reads one hello, never throws
   std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
 
   const std::uint64_t forkGeneration_;

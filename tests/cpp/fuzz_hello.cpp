@@ -93,7 +93,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   send(pair[0], input.take(input.left()), descriptor, count);
   Hello hello;
   int received = -2;
-  const std::string problem = receiveHello(pair[1], 0, hello, received);
+  const std::string problem = receiveHello(pair[1], hello, received);
   if (problem.empty()) {
     struct stat info{};
     FUZZ_CHECK(hello.magic == kArenaMagic && hello.abi == kAbiVersion);

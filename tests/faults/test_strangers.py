@@ -54,7 +54,9 @@ def says_hello(address: object, layout: int, receiver: bytes) -> tuple[bytes, li
 
 
 @pytest.mark.parametrize("knows", [False, True], ids=["has not read the store", "has read it"])
-def test_only_who_has_read_the_store_gets_memory(jobs, knows):
+@pytest.mark.parametrize("silent", [0, 8])
+def test_only_who_has_read_the_store_gets_memory(jobs, knows, silent):
+    """Also while other connections have sent nothing yet: they do not delay the answer."""
     job = jobs(2, is_visited)
     job.hear_all()
     for rank, pid in job.pids.items():
@@ -63,7 +65,11 @@ def test_only_who_has_read_the_store_gets_memory(jobs, knows):
         known = record[RECORD_OF_PROCESS : RECORD_OF_PROCESS + 16]
         (address,) = [place for family, _, place in listening(pid) if family == socket.AF_UNIX]
         assert re.fullmatch(rb"\0fastcoll-[0-9a-f]{32}", address), address
-        answer, descriptors = says_hello(address, layout, known if knows else os.urandom(16))
+        with contextlib.ExitStack() as connections:
+            for _ in range(silent):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                connections.enter_context(connection).connect(address)
+            answer, descriptors = says_hello(address, layout, known if knows else os.urandom(16))
         try:
             # Who has is of the same user and knows the job: that is no boundary, as docs/project/security.md says.
             assert len(descriptors) == knows and bool(answer) == knows

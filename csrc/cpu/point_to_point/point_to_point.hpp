@@ -182,8 +182,9 @@ class PointToPoint {
     PairChannel* inChannel = nullptr;     // the peer's channel to this rank
     std::optional<PairWriter> out;
     std::optional<PairReader> in;
-    bool large = false;  // `out` writes into the large ring
-    bool known = false;  // whether its host is known
+    bool large = false;    // `out` writes into the large ring
+    bool cramped = false;  // memory for that was refused
+    bool known = false;    // whether its host is known
     bool paired = false;
     std::optional<TimePoint> goneSince;  // since when it has left, if it may come back
     // Of a peer on another host.
@@ -253,6 +254,7 @@ class PointToPoint {
   bool hearAnswers(Peer& peer, Finished& finished);
   bool begin(int rank, PointToPointOp& op);
   bool useLargeRing(int rank);
+  std::size_t pieceBytes(const Peer& peer) const;
   bool writePieces(Peer& peer, PointToPointOp& op, std::size_t end, std::size_t& budget);
   std::uint64_t inArena(const Message& message) const;
 

@@ -1,7 +1,9 @@
 // The sending end of point-to-point: writes messages as records, and reads answers. All of it runs
 // under PointToPoint's lock and never waits; see pair_channel.hpp for the protocol.
 #include <algorithm>
+#include <utility>
 
+#include "base/log.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
 
 namespace fastcoll {
@@ -102,8 +104,9 @@ bool PointToPoint::begin(int rank, PointToPointOp& op) {
   if (head.where == 0 && bytes > PairChannel::kSmallBytes) {
     if (!useLargeRing(rank)) return false;
     const bool full = peer.outChannel->full.load(std::memory_order_relaxed) != 0;
-    op.unasked_ = full ? 0 : std::min({bytes, kEagerBytes, ringBytes_ / 2});
-    head.length = static_cast<std::uint32_t>(std::min(op.unasked_, pieceBytes_));
+    const std::size_t half = peer.large ? ringBytes_ / 2 : PairChannel::kSmallBytes;
+    op.unasked_ = full ? 0 : std::min({bytes, kEagerBytes, half});
+    head.length = static_cast<std::uint32_t>(std::min(op.unasked_, pieceBytes(peer)));
   } else if (head.where == 0) {
     op.unasked_ = bytes;
     head.length = static_cast<std::uint32_t>(bytes);
@@ -119,23 +122,40 @@ bool PointToPoint::begin(int rank, PointToPointOp& op) {
   return true;
 }
 
+/// Moves the channel to the large ring; false until the small one is empty. If no memory is left
+/// for it, long messages go through the small ring.
 bool PointToPoint::useLargeRing(int rank) {
   Peer& peer = peers_[rank];
   if (peer.large) return true;
   if (!peer.out->fits(0)) return false;
-  const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Use::Read, rank);
-  std::uint8_t* const data = memory_.arena().base() + offset;
-  mapNow(data, ringBytes_);
-  if (const std::size_t bytes = PairCells::blockBytes(ringBytes_)) {
-    const std::uint64_t cells = memory_.allocate(bytes, GroupMemory::Use::WriteLate, rank);
-    std::uint8_t* const block = memory_.arena().base() + cells;
-    mapNow(block, bytes);
-    peer.cells.addOwn(block, PairCells::countFor(ringBytes_));
+  const auto allocated = [&](std::size_t bytes, GroupMemory::Use use) -> std::uint64_t {
+    if (bytes == 0) return 0;
+    try {
+      const std::uint64_t offset = memory_.allocate(bytes, use, rank);
+      mapNow(memory_.arena().base() + offset, bytes);
+      return offset;
+    } catch (const Error& error) {
+      if (!std::exchange(peer.cramped, true)) {
+        log(LogLevel::Warn, "messages to rank ", rank, " are slow: ", error.what());
+      }
+      return 0;
+    }
+  };
+  const std::uint64_t offset = allocated(ringBytes_, GroupMemory::Use::Read);
+  if (offset == 0) return true;
+  std::uint8_t* const base = memory_.arena().base();
+  if (const auto cells =
+          allocated(PairCells::blockBytes(ringBytes_), GroupMemory::Use::WriteLate)) {
+    peer.cells.addOwn(base + cells, PairCells::countFor(ringBytes_));
     peer.outChannel->cells.store(cells, std::memory_order_relaxed);
   }
-  peer.out->move(data, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
+  peer.out->move(base + offset, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
   peer.large = true;
   return true;
+}
+
+std::size_t PointToPoint::pieceBytes(const Peer& peer) const {
+  return peer.large ? pieceBytes_ : PairChannel::kSmallBytes;
 }
 
 /// Writes pieces of the message up to `end`; false when there is more to write than room or budget.
@@ -145,7 +165,7 @@ bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
   head.kind = RecordHead::kPiece;
   head.where = op.number_;
   while (op.moved_ < end) {
-    const std::size_t take = std::min(pieceBytes_, end - op.moved_);
+    const std::size_t take = std::min(pieceBytes(peer), end - op.moved_);
     if (budget == 0 || !peer.out->fits(take)) return false;
     head.length = static_cast<std::uint32_t>(take);
     head.cell = 0;
