@@ -1,6 +1,6 @@
 # make demo     train on 2 ranks with fastcoll, and with gloo beside it
 # make build    compile and install into the environment in use; EXTRA=test or demo also installs what these need
-# make test     the tests for every change: 4 to 10 minutes on 2 cores
+# make test     the tests for every change: 4 to 8 minutes on 2 cores
 # make test-all every test; AFTER_TEST=1 leaves out what `make test` has just run. SEED=NUMBER draws new examples, and
 #               shuffles the tests
 # make lint     the static checks that need no torch, in an environment of their own
