@@ -145,7 +145,10 @@ def serve(rank: Rank, prepare: Callable[[], None] | None) -> None:
         environment = dict(os.environ)
         try:
             call: Call = pickle.loads(message)
-            if call.group != current:
+            if call.group == current:
+                # Not at the end of the last call: Gloo's groups break if a rank leaves while another still connects.
+                _destroy_subgroups()
+            else:
                 _destroy()
                 if call.group is not None:
                     # Below the deadline of a call, so that a hang shows the backend's error.
@@ -157,7 +160,6 @@ def serve(rank: Rank, prepare: Callable[[], None] | None) -> None:
             value = call.function(*call.arguments)
             if call.keep_group:
                 assert dist.is_initialized(), "destroys the group: say fresh=True or init=False"
-                _destroy_subgroups()
             else:
                 _destroy()
                 current = None
