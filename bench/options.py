@@ -122,7 +122,7 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
     add("--read", action="store_true",
         help="time a sum of the result with each call, without a floor")
-    add("--baseline", metavar="BACKEND", help="of the ratios (the slowest backend of each size)")
+    add("--baseline", metavar="BACKEND", help="of the ratios (gloo, or without it the slowest)")
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     # fmt: on
     return parser

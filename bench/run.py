@@ -224,8 +224,9 @@ class Run:
         self.say(*lines)
 
     def finish(self, *lines: str, failed: bool = False) -> int:
-        """Prints the last lines and the verdict; returns the exit status."""
-        self.say("", *lines, *report.closing(self.wrong, self.options.check > 0, self.measured))
+        """Prints the verdict, and the last lines if no result was wrong; returns the exit status."""
+        verdict = report.closing(self.wrong, self.options.check > 0, self.measured)
+        self.say("", *verdict, *(() if self.wrong else lines))
         self.write_json()
         return 1 if self.wrong or failed else 0 if self.measured else 2
 

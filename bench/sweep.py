@@ -115,4 +115,4 @@ def sweep(run: Run) -> int:
                 seen.add(case.size)
                 row = _measure_case(run, case, advance)
                 run.add(row, row["backends"].values(), table.rows(row))
-    return run.finish(*table.averages())
+    return run.finish(*table.averages(), *table.answers())

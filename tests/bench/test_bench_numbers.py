@@ -179,11 +179,64 @@ def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_lib
     assert ratios("b") == (1.0, 0.5)
     assert ratios("a", baseline="absent") == (None, 2.0)
     assert ratios("a", baseline=None) == (4.0, 2.0)
+    backends["gloo"] = statistics(30.0, 1.0)
+    assert ratios("a", baseline=None) == (3.0, 2.0)  # gloo, not the slowest
+    del backends["gloo"]
     own = {"a": "ours 1.0", "b": "ours 1.0", "c": "theirs"}
     assert ratios("a", libraries=own) == (2.0, 4.0)
     assert ratios("c", libraries=own) == (0.5, 0.25)
     case = {"backends": {"a": statistics(10.0, 9.0)}}
     assert ratios("a") == (None, None)
+
+
+def test_the_header_names_the_baseline() -> None:
+    def legend(among: list[str], baseline: str | None = None) -> str:
+        return report.SweepTable(2, among, {}, baseline).legend
+
+    assert "times faster than gloo, or where gloo does not run the slowest backend, at" in legend(
+        ["fastcoll", "gloo"]
+    )
+    assert "faster than the slowest backend (gloo is not in this run) at" in legend(["fastcoll"])
+    assert "times faster than mpi at the size" in legend(["fastcoll", "gloo", "mpi"], "mpi")
+
+
+def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -> None:
+    mpi = "Intel(R) MPI Library 2021.18.1 for Linux* OS"
+    times = {
+        4: {"fastcoll": 4.0, "gloo": 568.0, "mpi": 1.0, "ccl": 9.0},
+        1024: {"fastcoll": 5.0, "gloo": 20.0, "mpi": 4.0, "ccl": 9.0},
+        65536: {"fastcoll": 10.0, "gloo": 28.0, "mpi": 12.0, "ccl": 20.0},
+    }
+
+    def answers(cases: dict[int, dict[str, float]], name: str = "all_reduce") -> list[str]:
+        among = list(dict.fromkeys(backend for case in cases.values() for backend in case))
+        table = report.SweepTable(2, among, {"mpi": mpi, "ccl": "oneCCL 1"})
+        for size, case in cases.items():
+            backends = {backend: statistics(time, time) for backend, time in case.items()}
+            kind = {"collective": name, "size": size, "dtype": "float", "op": "sum"}
+            table.rows({**kind, "floor": None, "backends": backends, "unsupported": {}})
+        return table.answers()
+
+    assert answers(times) == [
+        "# all_reduce: fastcoll is faster than gloo at 3 of 3 sizes, 2.80x to 142x; "
+        "behind Intel MPI below 64 KiB; faster than ccl at 3 of 3 sizes, 1.80x to 2.25x"
+    ]
+    slow = {4: {"fastcoll": 2.0, "gloo": 4.0}, 64: {"fastcoll": 4.0, "gloo": 2.0}}
+    assert answers(slow) == [
+        "# all_reduce: fastcoll is faster than gloo at 1 of 2 sizes, 0.50x to 2.00x; "
+        "behind gloo from 64 B"
+    ]
+    barrier = {0: {"fastcoll": 2.0, "gloo": 4.0, "mpi": 1.0, "fastcoll-plan": 1.0}}
+    assert answers(barrier, "barrier") == [
+        "# barrier: fastcoll is faster than gloo, 2.00x; behind Intel MPI",
+        "# barrier: fastcoll-plan is faster than gloo, 4.00x",
+    ]
+    alone = {4: {"fastcoll": 2.0, "nccl": 1.0}, 64: {"fastcoll": 2.0, "nccl": 3.0}}
+    assert answers(alone) == [
+        "# all_reduce: fastcoll is faster than nccl at 1 of 2 sizes, 0.50x to 1.50x; "
+        "behind nccl below 64 B"
+    ]
+    assert answers({4: {"gloo": 1.0}}) == answers({4: {"fastcoll": 1.0}}) == []
 
 
 def test_verdict() -> None:

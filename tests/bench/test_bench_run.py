@@ -48,6 +48,7 @@ def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
     ended = run_on(world, 2, "all", *SHORT, "--backend", backends, "--json", path)
     assert ended.status == 0, ended
     assert "# wrong elements: 0 OK" in ended.stdout
+    assert ended.stdout.splitlines()[-1].startswith("# scatter: fastcoll-shared is ")
     record = read_record(path)
     assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
     assert set(record["left_out"]) == {"absent", "mpi"}
@@ -116,7 +117,7 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
     arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", path]
     ended = run_on(world, 2, *arguments, module="altered_rank")
     assert ended.status == 1
-    assert "# wrong elements: 4 FAILED" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "# wrong elements: 4 FAILED"
     assert "# 65536 B: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
     for case in read_record(path)["cases"]:
         assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
