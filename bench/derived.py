@@ -1,10 +1,12 @@
-"""What is computed from the values of a record: added time, and the least bytes to send. Needs no torch."""
+"""What is computed from the values of a record: added time, the least bytes to send, and the floor. Needs no torch."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Added", "added", "least_bytes"]
+__all__ = ["Added", "added", "floor_of", "least_bytes"]
+
+_FLOOR_FROM = 64 << 10  # bytes; below, most of its time is that of torch's call
 
 
 class Added(NamedTuple):
@@ -50,3 +52,11 @@ def least_bytes(call: str, message: int, hosts: int) -> float | None:
     factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
     factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
     return factors[call] * message if call in factors else None
+
+
+def floor_of(case: dict[str, Any]) -> dict[str, float] | None:
+    """Returns the times of a case's floor; None if it has none, or is too small for one."""
+    found: dict[str, float] | None = None
+    if case["floor"] and case["size"] >= _FLOOR_FROM:
+        found = case["floor"]["time"]
+    return found

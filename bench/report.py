@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
+from fastcoll.bench.derived import floor_of
 from fastcoll.bench.record import medians
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import Column, Table, times_text
@@ -30,7 +31,7 @@ _TABLE = Table(
 )
 _LEGEND = (
     "time: median over calls; ratio: times faster than {baseline} at the size; lead: than the fastest other library; "
-    "floor: memory's part"
+    "floor: memory's part, from 64 KiB"
 )
 _MPIS = {"Intel(R) MPI": "Intel MPI", "MPICH": "MPICH", "Open MPI": "Open MPI"}
 """The names of MPIs, by the start of what the library reports."""
@@ -70,7 +71,7 @@ class SweepTable:
         """Returns a line for each backend of a case, and one for each backend that cannot do it."""
         lines = []
         self._cases.append(case)
-        floor = _time(case["floor"]["time"]["median"]) if case["floor"] else None
+        floor = floor_of(case)
         for name, backend in case["backends"].items():
             time, wrong = backend["time"], backend["wrong"]
             bandwidth = bandwidths(
@@ -84,7 +85,7 @@ class SweepTable:
                 *bandwidth,
                 "N/A" if wrong is None else wrong,
                 *map(times_text, self.compare(case, name)),
-                floor,
+                floor and _time(floor["median"]),
             ]
             lines.append(_TABLE.row(cells))
         for name, why in case["unsupported"].items():

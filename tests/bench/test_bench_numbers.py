@@ -144,7 +144,7 @@ def statistics(median: float, minimum: float) -> dict:
 
 def test_rows_of_the_table_and_averages() -> None:
     case = {
-        "collective": "all_reduce", "size": 64000, "count": 16000, "dtype": "float", "op": "sum",
+        "collective": "all_reduce", "size": 65536, "count": 16384, "dtype": "float", "op": "sum",
         "other_processes_percent": 3.4,
         "floor": statistics(5.0, 4.0),
         "backends": {"fastcoll": statistics(10.0, 8.0), "gloo": statistics(4000.0, 80.0),
@@ -153,18 +153,20 @@ def test_rows_of_the_table_and_averages() -> None:
     }  # fmt: skip
     table = report.SweepTable(4, ["fastcoll", "gloo"], {})
     first, second, third, last = table.rows(case)
-    assert first.split() == ["64000", "float", "sum", "fastcoll", "10.00", "8.00",
-                             "6.40", "9.60", "0", "400x", "400x", "5.00"]  # fmt: skip
+    assert first.split() == ["65536", "float", "sum", "fastcoll", "10.00", "8.00",
+                             "6.55", "9.83", "0", "400x", "400x", "5.00"]  # fmt: skip
     assert second.split()[4] == "4000.0"
     assert second.split()[9:11] == ["1.00x", "0.00x"]
     assert "N/A" in third.split()
-    assert last == "# 64000 B: nccl cannot do this: no device"
+    assert last == "# 65536 B: nccl cannot do this: no device"
     lines = (*table.head("all_reduce")[1:], first, second, third)
     assert len({len(line) for line in lines}) == 1 and len(lines[0]) <= 120
     assert table.averages() == [
-        "# average bus bandwidth (GB/s): fastcoll 9.60, gloo 0.02, fake 0.01"
+        "# average bus bandwidth (GB/s): fastcoll 9.83, gloo 0.02, fake 0.01"
     ]
     assert report.SweepTable(4, [], {}).averages() == []
+    small = table.rows({**case, "size": 65535})
+    assert [line.split()[-1] for line in small[:3]] == ["-"] * 3  # the floor
 
 
 def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_library() -> None:
