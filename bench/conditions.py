@@ -16,10 +16,14 @@ from typing import Any
 import torch
 
 from fastcoll import info
+from fastcoll.bench.sizes import parse_size
 
-__all__ = ["PRETENDED_HOSTS", "available_memory", "command_line", "describe_run"]
+__all__ = [
+    *("PRETENDED_HOSTS", "available_memory", "command_line", "describe_run", "last_level_cache"),
+]
 
 _CPU = torch.device("cpu")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _STARTS = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
 _NOT_THE_USERS = (  # set by fastcoll and torchrun if the user has set nothing
     ("DDP_DISABLE_COMM_MEM", "0"),
@@ -46,6 +50,12 @@ def available_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def last_level_cache() -> int | None:
+    """Returns the bytes of the cache that is nearest to memory; None if the kernel does not report it."""
+    levels = {int((one / "level").read_text()): one for one in _CACHES.glob("index*")}
+    return parse_size((levels[max(levels)] / "size").read_text()) if levels else None
+
+
 def _machine(device: torch.device) -> dict[str, Any]:
     """Returns processor, cores, memory, kernel and load; the names of the GPUs for a CUDA run."""
     kibibytes = _first(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
@@ -55,6 +65,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_allowed": len(os.sched_getaffinity(0)),
         "virtual": _first(r"^flags\s*:.*\b(hypervisor)\b", "/proc/cpuinfo") is not None,
+        "last_level_cache_bytes": last_level_cache(),
         "memory_bytes": int(kibibytes) * 1024 if kibibytes else None,
         "kernel": platform.release(),
         "transparent_huge_pages": _first(

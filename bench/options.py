@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fastcoll.bench.collectives import COLLECTIVES
-from fastcoll.bench.sizes import parse_size
+from fastcoll.bench.sizes import parse_size, size_text
 
 __all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "WORDS", "parse"]
 
@@ -25,6 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
     "double": torch.float64,
 }
 MOST_ATTEMPTS = 20
+_LEAST_COLD = 64 << 10  # bytes; smaller buffers would be too many
 OPS = ("sum", "prod", "min", "max", "avg")
 _BACKENDS = {
     "cpu": "fastcoll,gloo",
@@ -103,7 +104,7 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--timeout", type=at_least(1), default=120.0, help="limit of a call, in seconds (120)")
     add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
     if word:
-        parser.set_defaults(root=0, plot=None)
+        parser.set_defaults(root=0, plot=None, cold=False)
     if ddp:
         add("--gflop", type=at_least(0), default=0.0,
             help="arithmetic of an emulated backward pass, which communication may overlap (0)")
@@ -114,7 +115,8 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
             help="also report, by torch.profiler, what each step launches beside its collectives")
     if word:
         return parser
-    add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
+    add("-b", "--minbytes", type=parse_size,
+        help="smallest size, with K, M or G (4; with --cold 64K)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")
     add("-f", "--stepfactor", type=at_least(1.01), default=4.0, help="from size to size (4)")
     add("-o", "--op", dest="ops", type=partial(_words, OPS), default="sum",
@@ -122,6 +124,8 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
     add("--read", action="store_true",
         help="time a sum of the result with each call, without a floor")
+    add("--cold", action="store_true",
+        help="make each call on other buffers, which together have twice the size of the last-level cache")
     add("--baseline", metavar="BACKEND", help="of the ratios (gloo, or without it the slowest)")
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     # fmt: on
@@ -158,6 +162,10 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
         return options
     if options.baseline not in (None, *options.backends):
         parser.error(f"expected --baseline from --backend, got {options.baseline}")
+    least = _LEAST_COLD if options.cold else 4
+    options.minbytes = least if options.minbytes is None else options.minbytes
+    if options.cold and (options.minbytes < least or options.device != "cpu"):
+        parser.error(f"--cold: expected CPU tensors, of {size_text(least)} or more")
     if options.minbytes > options.maxbytes:
         parser.error(f"-b {options.minbytes} is more than -e {options.maxbytes}")
     return options

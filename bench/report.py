@@ -180,7 +180,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
     if "machine" not in record:
         return []
     machine, versions = record["machine"], record["versions"]
-    memory = (machine["memory_bytes"] or 0) / 2**30
+    memory, cold = (machine["memory_bytes"] or 0) / 2**30, record["cold_bytes"]
     hosts = f" on {record['hosts']} hosts" if record["hosts"] > 1 else ""
     lines = [
         record["command"],
@@ -189,6 +189,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
         f"fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks{hosts}, "
         f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",
         legend,
+        *([f"cold: calls take buffers of {cold >> 20} MiB in turn"] if cold else []),
         *(f"{name}: {library}" for name, library in record["libraries"].items() if library),
         *(f"{name} is left out: {why}" for name, why in record["left_out"].items()),
     ]

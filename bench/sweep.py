@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from fastcoll._measure import Call, synchronize, take_turn
 from fastcoll.bench import report
@@ -33,26 +37,52 @@ def _kinds(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bound(run: Run, case: Case, peer: Peer) -> Candidate:
+def _alike(case: Case, least: int) -> list[Case]:
+    """Returns the case, and so many on new buffers that all buffers together have at least these bytes."""
+    own = case.receive is case.send
+    whole = case.send.nbytes + (0 if own else case.receive.nbytes)
+    cases = [case]
+    for _ in range(1, -(-least // whole) if whole else 1):
+        send = torch.empty_like(case.send)
+        receive = send if own else torch.empty_like(case.receive)
+        cases.append(replace(case, send=send, receive=receive))
+    return cases
+
+
+def _in_rotation(calls: Sequence[Call]) -> Call:
+    """Returns a call that makes the next of some calls."""
+    rotation = itertools.cycle(calls)
+    return calls[0] if len(calls) == 1 else lambda: next(rotation)()
+
+
+def _bound(run: Run, cases: Sequence[Case], peer: Peer) -> Candidate:
     """Returns a call of a backend, after the first one; raises if the backend cannot do the case."""
-    case = peer.place(case)
-    call = peer.bind(case)
+    cases = [peer.place(case) for case in cases]
+    calls = [peer.bind(case) for case in cases]
     times = run.options.check
     seeds = itertools.count(run.options.seed, max(1, times))
 
-    def check() -> int:
-        try:
-            return verify(case, call, next(seeds), times)
-        finally:
+    def reset() -> None:
+        for case in cases:
             case.reset()
 
+    def check() -> int:
+        seed = next(seeds)
+        try:
+            return sum(map(verify, cases, calls, itertools.repeat(seed), itertools.repeat(times)))
+        finally:
+            reset()
+
     try:
-        call()
+        for call in calls:
+            call()
         synchronize(run.device)
     finally:
-        case.reset()
+        reset()
     verified = peer.delivers and times > 0
-    timed = partial(_call_and_read, call, case) if run.options.read else call
+    if run.options.read:
+        calls = list(map(partial(partial, _call_and_read), calls, cases))
+    timed = _in_rotation(calls)
     return Candidate(partial(take_turn, timed, run.device), check if verified else None)
 
 
@@ -62,10 +92,12 @@ def _call_and_read(call: Call, case: Case) -> None:
 
 
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
-    case.reset()  # a backend may have its own buffers, and the floor reads these
-    makers = {peer.name: partial(_bound, run, case, peer) for peer in run.peers}
-    floor = None if run.options.read else bind_floor(case)
-    beside = {FLOOR: partial(take_turn, floor, run.device)} if floor else {}
+    cases = _alike(case, run.cold_bytes)
+    for one in cases:
+        one.reset()  # a backend may have its own buffers, and the floor reads these
+    makers = {peer.name: partial(_bound, run, cases, peer) for peer in run.peers}
+    floors = [] if run.options.read else [floor for one in cases if (floor := bind_floor(one))]
+    beside = {FLOOR: partial(take_turn, _in_rotation(floors), run.device)} if floors else {}
     rooted = case.collective.rooted
     found, unsupported, disturbed = run.compare(makers, beside, rooted, advance)
     return {
@@ -75,6 +107,7 @@ def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
         "root": case.root if rooted else None,
         "size": case.size,
         "count": case.count,
+        "buffers": len(cases),
         **disturbed,
         "across_ranks": "slowest" if rooted else "median",
         "floor": found.pop(FLOOR, None),

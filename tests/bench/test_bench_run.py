@@ -16,6 +16,7 @@ from world import Worlds
 from fastcoll._launch import launch
 from fastcoll._measure import Call
 from fastcoll.bench import sweep
+from fastcoll.bench.collectives import build_case
 from fastcoll.bench.record import read_record
 
 
@@ -88,10 +89,41 @@ def test_a_read_of_the_result_is_timed_with_the_call(
     case = Mock(send=None, receive=result)
     peer = Mock(place=lambda case: case, bind=lambda case: lambda: done.append("call"))
     run = Mock(options=Mock(check=0, seed=1, read=True), device=torch.device("cpu"))
-    candidate = sweep._bound(run, case, peer)
+    candidate = sweep._bound(run, [case], peer)
     assert done == ["call"]
     candidate.turn(1)
     assert done == ["call", "call", "read"]
+
+
+def test_cold_calls_take_all_buffers_in_turn(world: Worlds, tmp_path: Path) -> None:
+    path = tmp_path / "result.jsonl"
+    given = ("all_reduce", "all_gather", "--cold", "-e", "64K", "--backend", "corrupting,gloo,fake")
+    ended = run_on(world, 2, *given, *FEW, "--json", path, module="altered_rank")
+    record = read_record(path)
+    cache = record["machine"]["last_level_cache_bytes"]
+    assert record["cold_bytes"] == 2 * cache > 0
+    assert f"# cold: calls take buffers of {2 * cache >> 20} MiB in turn" in ended.stdout
+    in_place, apart = record["cases"]
+    assert in_place["buffers"] == 2 * cache // 65536
+    assert apart["buffers"] == -(-2 * cache // (65536 + 32768))
+    for case in record["cases"]:
+        assert case["floor"]
+        # A buffer is verified before and after the timed calls.
+        assert case["backends"]["corrupting"]["wrong"] == 2 * case["buffers"]
+        assert case["backends"]["gloo"]["wrong"] == 0
+
+
+def test_calls_in_rotation() -> None:
+    made: list[int] = []
+    call = sweep._in_rotation([lambda number=number: made.append(number) for number in range(3)])
+    for _ in range(5):
+        call()
+    assert made == [0, 1, 2, 0, 1]
+    case = build_case("all_reduce", 64, torch.float32, "sum", 0, 2, 0, torch.device("cpu"))
+    assert sweep._alike(case, 0) == [case]
+    cases = sweep._alike(case, 200)
+    assert len({one.send.data_ptr() for one in cases}) == 4
+    assert all(one.receive is one.send for one in cases)
 
 
 def test_every_reduction_is_verified(world: Worlds) -> None:
