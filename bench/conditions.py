@@ -81,15 +81,22 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """Returns the commit of this file's checkout, followed by "+" if files differ."""
-    folder = str(Path(__file__).resolve().parent)
-    git = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    """Returns the commit of fastcoll's checkout, followed by "+" if files differ.
+
+    None without one: an installed package may be below the repository of its user.
+    """
+    files = "bench/conditions.py\nsetup.py\n"
+    git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
+    tracked = [*git, "ls-files", "--full-name", "--error-unmatch", *files.split()]
+    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        return subprocess.check_output(
-            git, text=True, timeout=10, stderr=subprocess.DEVNULL
-        ).strip()
+        found, commit = (
+            subprocess.check_output(command, text=True, timeout=10, stderr=subprocess.DEVNULL)
+            for command in (tracked, describe)
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return commit.strip() if found == files else None  # full names are of the repository's top
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:
