@@ -6,6 +6,7 @@ rank in bytes. `count` is the elements of a chunk, or of the whole buffer if the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -74,14 +75,32 @@ class Case:
         """The result on this rank."""
         return self.collective.expected(self.rank, self.world_size, self.root)
 
-    def reset(self) -> None:
-        """Sets the buffers to ones, which a minimum, a mean and a product leave as they are.
+    @property
+    def lifetime(self) -> int | None:
+        """Calls after ``reset`` whose results are finite, and no zeros; None: any number.
 
-        Repeated sums in place overflow, which costs no time. Zeros would not do: on AMD EPYC, non-temporal
-        stores of zeros take less time than those of other bytes.
+        Sums in place grow by a factor of the world size in each call.
         """
-        self.send.fill_(1)
-        self.receive.fill_(1)
+        if self.op != "sum" or self.receive is not self.send or self.world_size == 1:
+            return None
+        most = torch.finfo(self.dtype) if self.dtype.is_floating_point else torch.iinfo(self.dtype)
+        doublings = math.log2(most.max) - math.log2(self._start)
+        return max(2, int(doublings / math.log2(self.world_size)))
+
+    @property
+    def _start(self) -> float:
+        in_place_sum = self.op == "sum" and self.receive is self.send
+        floating = self.dtype.is_floating_point
+        return torch.finfo(self.dtype).tiny if in_place_sum and floating else 1
+
+    def reset(self) -> None:
+        """Sets the buffers to ones, or for sums in place to the least normal number.
+
+        A minimum, a mean and a product leave ones as they are. Zeros would not do: on AMD EPYC, non-temporal stores of
+        zeros take less time than those of other bytes.
+        """
+        self.send.fill_(self._start)
+        self.receive.fill_(self._start)
 
 
 def _gathered(rank: int, ranks: int, root: int) -> list[tuple[int | None, int]]:

@@ -90,7 +90,8 @@ def _measured(
 ) -> dict[str, Any]:
     meet = partial(dist.barrier, groups["gloo"])
 
-    def take(run: Call) -> list[tuple[float, int]]:
+    def take(tensors: Case, run: Call) -> list[tuple[float, int]]:
+        tensors.reset()
         idle = _bytes_sent()
         meet()
         time.sleep(_QUIET)
@@ -105,13 +106,10 @@ def _measured(
     works = {name: _prepared(call, message, control, group) for name, group in groups.items()}
 
     def wrong(seed: int) -> dict[str, int]:
-        counts = {name: verify(*work, seed, 1) for name, work in works.items()}
-        for tensors, _ in works.values():
-            tensors.reset()
-        return counts
+        return {name: verify(*work, seed, 1) for name, work in works.items()}
 
     before = wrong(1)
-    taken = in_turns({name: partial(take, run) for name, (_, run) in works.items()}, rounds + 1)
+    taken = in_turns({name: partial(take, *work) for name, work in works.items()}, rounds + 1)
     everybody, *checks = zip(*control.all_gather([taken, before, wrong(2)]), strict=True)
     case: dict[str, Any] = {"call": call, "bytes": message}
     for name in groups:

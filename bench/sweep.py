@@ -68,22 +68,19 @@ def _bound(run: Run, cases: Sequence[Case], peer: Peer) -> Candidate:
 
     def check() -> int:
         seed = next(seeds)
-        try:
-            return sum(map(verify, cases, calls, itertools.repeat(seed), itertools.repeat(times)))
-        finally:
-            reset()
+        return sum(map(verify, cases, calls, itertools.repeat(seed), itertools.repeat(times)))
 
-    try:
-        for call in calls:
-            call()
-        synchronize(run.device)
-    finally:
-        reset()
+    reset()
+    for call in calls:
+        call()
+    synchronize(run.device)
     verified = peer.delivers and times > 0
     if run.options.read:
         calls = list(map(partial(partial, _call_and_read), calls, cases))
-    timed = _in_rotation(calls)
-    return Candidate(partial(take_turn, timed, run.device), check if verified else None)
+    lifetime = cases[0].lifetime
+    data = {"refresh": reset, "lifetime": lifetime and lifetime * len(cases)}
+    turn = partial(take_turn, _in_rotation(calls), run.device, **data)
+    return Candidate(turn, check if verified else None)
 
 
 def _call_and_read(call: Call, case: Case) -> None:

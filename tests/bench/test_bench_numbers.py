@@ -1,19 +1,21 @@
 """What the benchmark computes: sizes, bandwidths, statistics, floors, the oracle and the table."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastcoll._measure import Plan, summarise
+from fastcoll import _measure
+from fastcoll._measure import Call, Plan, summarise, take_turn
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
 from fastcoll.bench.derived import added
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
-from fastcoll.bench.options import DTYPES
+from fastcoll.bench.options import DTYPES, OPS
 from fastcoll.bench.record import read_record, write_record
 
 CPU = torch.device("cpu")
@@ -36,6 +38,58 @@ def test_timed_calls_move_no_zeros(name: str) -> None:
     case.reset()
     assert case.send.all()
     assert case.receive.all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_timed_data_stay_finite_and_no_zeros(ranks: int, op: str, dtype: str) -> None:
+    """Of calls in place, whose results are the next call's data."""
+    cases = [
+        case_of("all_reduce", 64, rank, ranks, dtype=DTYPES[dtype], op=op) for rank in range(ranks)
+    ]
+
+    def call() -> None:
+        deliver(cases)
+        result = cases[0].receive.double()
+        assert result.isfinite().all()
+        assert result.all()
+
+    def refresh() -> None:
+        for case in cases:
+            case.reset()
+
+    data: dict[str, Any] = {"refresh": refresh, "lifetime": cases[0].lifetime}
+    times = take_turn(call, CPU, lambda: None, 2, 60, **data)
+    assert len(times) == 60
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "warmup", "expected"),
+    [
+        (None, 2, "RMcc(ccccc)"),
+        (4, 2, "RMcc(cc)Rcc(cc)Rcc(c)"),
+        (4, 0, "RM(cccc)Rc(c)"),
+        (2, 2, "RMc(c)Rc(c)Rc(c)Rc(c)Rc(c)"),
+    ],
+)
+def test_data_are_refreshed_outside_of_the_timed_calls(
+    lifetime: int | None, warmup: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def timed(call: Call, calls: int) -> list[float]:
+        done.append("(")
+        for _ in range(calls):
+            call()
+        done.append(")")
+        return [1.0] * calls
+
+    monkeypatch.setattr(_measure, "_time_on_cpu", timed)
+    call, meet, refresh = (partial(done.append, letter) for letter in "cMR")
+    data: dict[str, Any] = {"refresh": refresh, "lifetime": lifetime}
+    assert take_turn(call, CPU, meet, warmup, 5, **data) == [1.0] * 5
+    assert "".join(done) == expected
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"barrier", "all_reduce"}))

@@ -79,14 +79,14 @@ def test_a_read_of_the_result_is_timed_with_the_call(
     assert ended.status == 0, ended
     assert [case["floor"] for case in read_record(path)["cases"]] == [None, None]
 
-    def timed(call: Call, device: torch.device, calls: int) -> float:
+    def timed(call: Call, device: torch.device, calls: int, **_: object) -> float:
         call()
         return 1.0
 
     monkeypatch.setattr(sweep, "take_turn", timed)
     done: list[str] = []
     result = Mock(sum=lambda: done.append("read"))
-    case = Mock(send=None, receive=result)
+    case = Mock(send=None, receive=result, lifetime=None)
     peer = Mock(place=lambda case: case, bind=lambda case: lambda: done.append("call"))
     run = Mock(options=Mock(check=0, seed=1, read=True), device=torch.device("cpu"))
     candidate = sweep._bound(run, [case], peer)
