@@ -23,7 +23,6 @@ from fastcoll.bench import report
 from fastcoll.bench.conditions import available_memory
 from fastcoll.bench.derived import added
 from fastcoll.bench.gradients import MODELS, EmulatedModel
-from fastcoll.bench.options import DTYPES
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
@@ -136,7 +135,8 @@ def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile |
 def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, Any]:
     shapes, kept = MODELS[name](), run.options.keep_gradients
     parameters = sum(map(math.prod, shapes))
-    size = parameters * DTYPES[dtype].itemsize
+    kind: torch.dtype = getattr(torch, dtype)
+    size = parameters * kind.itemsize
     row: dict[str, Any] = {
         "model": name,
         "dtype": dtype,
@@ -150,7 +150,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
     }
     if row["left_out"]:
         return row
-    memory = torch.zeros(parameters, dtype=DTYPES[dtype], device=run.device)
+    memory = torch.zeros(parameters, dtype=kind, device=run.device)
     views = {"gradient_as_bucket_view": True} if kept else {}
     steps: dict[str, _Step] = {}
 

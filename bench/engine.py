@@ -8,11 +8,9 @@ one launch with either backend: it shows that a capture adds nothing.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from fastcoll._measure import Call
 from fastcoll.bench.collectives import build_case
 from fastcoll.bench.conditions import command_line, describe_run
 from fastcoll.bench.device_timing import captured, time_on_host
+from fastcoll.bench.options import engine_parser
 from fastcoll.bench.peer import bind
 from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
@@ -85,12 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if there is no GPU or no NCCL to compare with.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.engine", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--rounds", type=int, default=40, help="batches of each (%(default)s)")
-    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
-    options = parser.parse_args(given)
+    options = engine_parser().parse_args(given)
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         print("fastcoll.bench.engine: torch finds no CUDA device, or has no NCCL", file=sys.stderr)
         return 2

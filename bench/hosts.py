@@ -30,6 +30,7 @@ from fastcoll.bench import namespaces
 from fastcoll.bench.collectives import Case, build_case
 from fastcoll.bench.conditions import PRETENDED_HOSTS, command_line, describe_run
 from fastcoll.bench.derived import least_bytes
+from fastcoll.bench.options import HOST_CALLS, hosts_parser
 from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import bind, exchange, round_trip
 from fastcoll.bench.record import write_record
@@ -38,10 +39,6 @@ from fastcoll.bench.table import Column, Table
 
 __all__ = ["main", "run_rank"]
 
-CALLS = (
-    *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
-    *("reduce", "all_to_all", "gather", "scatter", "send", "exchange"),
-)
 _MODULE = "fastcoll.bench.hosts"
 _PORT = 29531
 _QUIET = 0.002  # seconds between calls
@@ -129,7 +126,7 @@ def run_rank(arguments: list[str]) -> int:
     Returns:
         The exit status: 0, or 1 if a result was wrong.
     """
-    options = _parser().parse_args(arguments)
+    options = hosts_parser().parse_args(arguments)
     torch.set_num_threads(1)
     control = join("fastcoll", timedelta(minutes=5))
     assert dist.group.WORLD is not None
@@ -138,7 +135,7 @@ def run_rank(arguments: list[str]) -> int:
     if first:
         print(*_TABLE.head())
     cases = []
-    for call in options.call or CALLS:
+    for call in options.call or HOST_CALLS:
         for message in [0] if call == "barrier" else options.bytes:
             rounds = options.rounds if message <= 1 << 20 else max(3, options.rounds // 4)
             cases.append(_measured(call, message, control, groups, rounds))
@@ -205,26 +202,12 @@ def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
         raise SystemExit(f"{_MODULE}: ranks ended with {codes}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
-    add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
-    add("--hosts", type=int, default=2, help="(%(default)s)")
-    add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
-    add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
-    add("--bytes", type=int, nargs="+", default=sizes, help="of messages")
-    add("--call", nargs="+", choices=CALLS, help="default: all")
-    add("--rounds", type=int, default=20, help="of a call (%(default)s)")
-    add("--json", type=Path, help="write the record")
-    add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank if RANK is set, else starts all ranks; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "RANK" in os.environ:
         return run_rank(given)
-    parser = _parser()
+    parser = hosts_parser()
     options = parser.parse_args(given)
     if options.hosts < 2 or options.per_host < 1 or options.rounds < 1:
         parser.error("expected 2 hosts or more, and a rank and a round at least")

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from fastcoll.bench.conditions import command_line, describe_run
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
+from fastcoll.bench.options import kernels_parser
 from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
@@ -200,18 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.kernels", description=(__doc__ or "").split("\n")[0]
-    )
-    add = parser.add_argument
-    # fmt: off
-    add("--rounds", type=int, default=4, help="turns of each candidate (%(default)s)")
-    add("--check", action="store_true", help="verify on small tensors, time nothing")
-    add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
-    add("--json", type=Path, default=None, help="write every statistic")
-    # fmt: on
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(given)
+    options = kernels_parser().parse_args(given)
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
     elif options.check:

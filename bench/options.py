@@ -1,29 +1,28 @@
-"""The command line: nccl-tests' flags, and flags for comparing backends."""
+"""The command lines of the benchmarks: nccl-tests' flags, and flags for comparing backends. Needs no torch."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from fastcoll.bench.collectives import COLLECTIVES
 from fastcoll.bench.sizes import parse_size, size_text
 
-__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "WORDS", "parse"]
+__all__ = [
+    *("DTYPES", "HOST_CALLS", "MOST_ATTEMPTS", "OPS", "WORDS"),
+    *("engine_parser", "hosts_parser", "kernels_parser", "parse"),
+]
 
-DTYPES: dict[str, torch.dtype] = {
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float": torch.float32,
-    "double": torch.float64,
-}
+DTYPES = ("int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double")
+"""Names of dtypes in torch."""
+
+HOST_CALLS = (
+    *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
+    *("reduce", "all_to_all", "gather", "scatter", "send", "exchange"),
+)
 MOST_ATTEMPTS = 20
 _LEAST_COLD = 64 << 10  # bytes; smaller buffers would be too many
 OPS = ("sum", "prod", "min", "max", "avg")
@@ -157,7 +156,7 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     if word:
-        if not all(DTYPES[dtype].is_floating_point for dtype in options.dtypes):
+        if any("int" in dtype for dtype in options.dtypes):
             parser.error("gradients are of a floating type")
         return options
     if options.baseline not in (None, *options.backends):
@@ -169,3 +168,48 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     if options.minbytes > options.maxbytes:
         parser.error(f"-b {options.minbytes} is more than -e {options.maxbytes}")
     return options
+
+
+def hosts_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.hosts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.hosts",
+        description="Collectives between emulated hosts, by fastcoll and gloo in turns, and the bytes sent.",
+    )
+    add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
+    add("--hosts", type=int, default=2, help="(%(default)s)")
+    add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
+    add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
+    add("--bytes", type=int, nargs="+", default=sizes, help="of messages")
+    add("--call", nargs="+", choices=HOST_CALLS, help="default: all")
+    add("--rounds", type=int, default=20, help="of a call (%(default)s)")
+    add("--json", type=Path, help="write the record")
+    add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
+    return parser
+
+
+def engine_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.engine."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.engine",
+        description="The host's time for a collective on CUDA tensors, beside torch's own nccl.",
+    )
+    parser.add_argument("--rounds", type=int, default=40, help="batches of each (%(default)s)")
+    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
+    return parser
+
+
+def kernels_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.kernels."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.kernels",
+        description="The kernels on one GPU beside stock DDP's launches for the same work.",
+    )
+    add = parser.add_argument
+    # fmt: off
+    add("--rounds", type=int, default=4, help="turns of each candidate (%(default)s)")
+    add("--check", action="store_true", help="verify on small tensors, time nothing")
+    add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
+    add("--json", type=Path, default=None, help="write every statistic")
+    # fmt: on
+    return parser

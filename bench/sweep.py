@@ -99,7 +99,7 @@ def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
     found, unsupported, disturbed = run.compare(makers, beside, rooted, advance)
     return {
         "collective": case.collective.name,
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype == case.dtype),
+        "dtype": next(name for name in DTYPES if getattr(torch, name) == case.dtype),
         "op": case.op,
         "root": case.root if rooted else None,
         "size": case.size,
@@ -139,7 +139,7 @@ def sweep(run: Run) -> int:
             seen: set[int] = set()
             for size in all_sizes if name != "barrier" else all_sizes[:1]:
                 ranks = (run.rank, run.world_size, options.root)
-                case = build_case(name, size, DTYPES[dtype], op, *ranks, run.device)
+                case = build_case(name, size, getattr(torch, dtype), op, *ranks, run.device)
                 if case.size in seen:
                     continue
                 seen.add(case.size)

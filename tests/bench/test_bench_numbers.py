@@ -46,7 +46,8 @@ def test_timed_calls_move_no_zeros(name: str) -> None:
 def test_timed_data_stay_finite_and_no_zeros(ranks: int, op: str, dtype: str) -> None:
     """Of calls in place, whose results are the next call's data."""
     cases = [
-        case_of("all_reduce", 64, rank, ranks, dtype=DTYPES[dtype], op=op) for rank in range(ranks)
+        case_of("all_reduce", 64, rank, ranks, dtype=getattr(torch, dtype), op=op)
+        for rank in range(ranks)
     ]
 
     def call() -> None:
@@ -163,9 +164,9 @@ def deliver(cases: list[Case]) -> None:
 def test_oracle_accepts_the_right_result_and_counts_wrong_elements(name: str, dtype: str) -> None:
     ops = ("sum", "prod", "max", "min", "avg") if COLLECTIVES[name].reduces else ("sum",)
     for op in ops:
-        if op == "avg" and not DTYPES[dtype].is_floating_point:
+        if op == "avg" and not getattr(torch, dtype).is_floating_point:
             continue
-        options = {"dtype": DTYPES[dtype], "op": op, "root": 1}
+        options = {"dtype": getattr(torch, dtype), "op": op, "root": 1}
         cases = [case_of(name, 40_000, rank, 3, **options) for rank in range(3)]
         for case in cases:
             oracle.fill(case, 5)
