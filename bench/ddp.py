@@ -21,15 +21,15 @@ from torch import nn
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.conditions import available_memory
-from fastcoll.bench.derived import added
+from fastcoll.bench.derived import StepProfile, added, added_by_profile
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
-from fastcoll.bench.step_profile import StepProfile, profile_step
+from fastcoll.bench.step_profile import profile_step
 from fastcoll.bench.table import Column, Table, times_text
 
-__all__ = ["added_by_profile", "compare_steps"]
+__all__ = ["compare_steps"]
 
 _ALONE = "no DDP"
 _BUCKETS: dict[str, dict[str, Any]] = {
@@ -123,13 +123,6 @@ def _too_large(run: Run, size: int) -> str:
         f"it takes {needed / 2**30:.0f} GiB of the {available / 2**30:.0f} GiB that are free: "
         "name fewer backends, or halve it with -d bfloat16"
     )
-
-
-def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
-    """Returns a case's profile minus that of the step without DDP; None if it was not profiled."""
-    if "profile" not in case:
-        return None
-    return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
 
 
 def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, Any]:

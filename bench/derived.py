@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Added", "added", "floor_of", "least_bytes"]
+__all__ = ["Added", "StepProfile", "added", "added_by_profile", "floor_of", "least_bytes"]
 
 _FLOOR_FROM = 64 << 10  # bytes; below, most of its time is that of torch's call
 
@@ -37,6 +37,37 @@ def added(row: dict[str, Any]) -> list[tuple[dict[str, Any], Added]]:
         ratio = max(more(each, "median") for each in alike) / own if own > 0 else None
         found.append((case, Added(own, more(case, "minimum"), ratio)))
     return found
+
+
+class StepProfile(NamedTuple):
+    """One step, on this rank.
+
+    Attributes:
+        host_microseconds: Time until the step has queued all work on an idle device: the median of some steps.
+        launches: Number of launches, without those of collectives.
+        launch_microseconds: The sum of their times.
+        collectives: Number of kernels of collectives; on the CPU, of calls.
+        collective_microseconds: The sum of their times.
+        calls: Number of the host's calls that put work on the device: launches of kernels and graphs, copies and fills.
+    """
+
+    host_microseconds: float
+    launches: float
+    launch_microseconds: float
+    collectives: float
+    collective_microseconds: float
+    calls: float
+
+    def less(self, other: StepProfile) -> StepProfile:
+        """Returns this profile minus the other."""
+        return StepProfile(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
+    """Returns a case's profile minus that of the step without DDP; None if it was not profiled."""
+    if "profile" not in case:
+        return None
+    return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
 
 
 def least_bytes(call: str, message: int, hosts: int) -> float | None:

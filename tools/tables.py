@@ -13,7 +13,7 @@ from pictures import HOSTS, PICTURES
 from repository import ROOT
 
 from fastcoll import env
-from fastcoll.bench.derived import added, least_bytes
+from fastcoll.bench.derived import added, added_by_profile, least_bytes
 from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import markdown, times_text
@@ -54,12 +54,18 @@ def _origin(record: dict[str, Any]) -> str:
 
 def _ddp(name: str) -> list[str]:
     record, rows = _record(name), []
+    head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
     for case in record["cases"]:
         for one, more in added(case):
             times = [f"{each / 1e3:.1f}" for each in (more.by_median, more.by_minimum)]
             row = [case["model"], one["backend"], one["buckets"], *times, times_text(more.ratio)]
+            if work := added_by_profile(case, one):
+                launches = work.launches + work.collectives
+                microseconds = work.launch_microseconds + work.collective_microseconds
+                row += [f"{launches:.0f}", f"{microseconds:.0f}"]
             rows.append(row)
-    head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
+    if len(rows[0]) > head.count("|") + 1:
+        head += " | added launches | added on the GPU, us"
     return [*markdown(head, rows, 3), *_source(name, record)]
 
 
