@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Added", "StepProfile", "added", "added_by_profile", "floor_of", "least_bytes"]
+__all__ = [
+    *("BAR", "Added", "StepProfile"),
+    *("added", "added_by_profile", "copy_bandwidth", "floor_of", "least_bytes"),
+]
+
+BAR = "bucket copy"
+"""The candidate that flatten is compared with: a copy of each bucket, in one launch each."""
 
 _FLOOR_FROM = 64 << 10  # bytes; below, most of its time is that of torch's call
 
@@ -91,3 +97,11 @@ def floor_of(case: dict[str, Any]) -> dict[str, float] | None:
     if case["floor"] and case["size"] >= _FLOOR_FROM:
         found = case["floor"]["time"]
     return found
+
+
+def copy_bandwidth(row: dict[str, Any], candidate: str) -> float | None:
+    """Returns the GB/s of a copy that is a candidate of a kernels' case, or None: as calls, if a graph is slower."""
+    if candidate not in row["candidates"]:
+        return None
+    times = row["candidates"][candidate]
+    return float(row["bytes"]) / min(times[way]["median"] for way in ("graph", "eager")) / 1e3

@@ -4,7 +4,7 @@ Kernels between ranks emulate all ranks in one launch, and are compared with the
 
 Bandwidth is the least number of bytes that the work must read and write, over a median time. The time is that of a
 captured graph (device only) or of calls (eager, as in a training step). The bandwidth of a copy on the device in the
-same run is beside it. Candidates take turns.
+same run is beside it: of the same buckets for flatten, else of 1 GiB. Candidates take turns.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from fastcoll._measure import Call
 from fastcoll.bench import kernel_cases, peer_cases
 from fastcoll.bench.conditions import command_line, describe_run
+from fastcoll.bench.derived import BAR, copy_bandwidth
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
@@ -87,12 +88,15 @@ def _bandwidth(row: Row, candidate: str, way: str = "graph") -> float:
     return float(row["bytes"]) / _median(row, candidate, way) / 1e3
 
 
-def _copy(rows: Mapping[str, Row]) -> float:
-    """Returns the bandwidth of the copy, which is measured first: as a call, as a copy in a graph may be slower."""
+def _copy(rows: Mapping[str, Row], row: Row | None = None) -> float:
+    """Returns the bandwidth of the bar of a row: its own, or the large copy, which is measured first."""
+    if own := row and copy_bandwidth(row, BAR):
+        return own
     first: Row = next(iter(rows.values()), {"candidates": {}})
-    if "copy" not in first["candidates"]:
+    bandwidth = copy_bandwidth(first, "copy")
+    if bandwidth is None:
         raise RuntimeError("expected the copy to be measured first, and it failed")
-    return max(_bandwidth(first, "copy", way) for way in ("graph", "eager"))
+    return bandwidth
 
 
 def _clocks() -> str | None:
@@ -113,7 +117,7 @@ def _print(record: dict[str, Any], rows: Mapping[str, Row]) -> None:
         for name in row["candidates"]:
             graph, eager = _median(row, name, "graph"), _median(row, name, "eager")
             bandwidth = _bandwidth(row, name)
-            more = [bandwidth, bandwidth / _copy(rows), eager / (ours or eager)]
+            more = [bandwidth, bandwidth / _copy(rows, row), eager / (ours or eager)]
             print(_TABLE.row([row["name"], name, graph, eager, *more]))
     for name, value in record["host_microseconds"].items():
         print(f"host: {name}: {value:.2f} us")
