@@ -104,4 +104,5 @@ def copy_bandwidth(row: dict[str, Any], candidate: str) -> float | None:
     if candidate not in row["candidates"]:
         return None
     times = row["candidates"][candidate]
-    return float(row["bytes"]) / min(times[way]["median"] for way in ("graph", "eager")) / 1e3
+    shorter = min(float(times[way]["median"]) for way in ("graph", "eager"))
+    return float(row["bytes"]) / shorter / 1e3

@@ -74,7 +74,7 @@ def _prepared(
     if not between:
         return case, bind(case, group)
     peer = ends[rank == 0]
-    here = [(peer, 0)] if rank in ends else []
+    here: list[tuple[int | None, int]] = [(peer, 0)] if rank in ends else []
     case = replace(case, collective=replace(case.collective, expected=lambda *_: here))
     if call == "send":
         return case, round_trip(case.send, case.receive, ends, group)

@@ -78,7 +78,7 @@ def _bound(run: Run, cases: Sequence[Case], peer: Peer) -> Candidate:
     if run.options.read:
         calls = list(map(partial(partial, _call_and_read), calls, cases))
     lifetime = cases[0].lifetime
-    data = {"refresh": reset, "lifetime": lifetime and lifetime * len(cases)}
+    data: dict[str, Any] = {"refresh": reset, "lifetime": lifetime and lifetime * len(cases)}
     turn = partial(take_turn, _in_rotation(calls), run.device, **data)
     return Candidate(turn, check if verified else None)
 
