@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 __all__ = [
-    *("BAR", "Added", "StepProfile"),
+    *("BAR", "ENGINE_COLUMNS", "Added", "StepProfile"),
     *("added", "added_by_profile", "copy_bandwidth", "floor_of", "least_bytes"),
 ]
 
 BAR = "bucket copy"
 """The candidate that flatten is compared with: a copy of each bucket, in one launch each."""
+
+ENGINE_COLUMNS = ("fastcoll", "nccl", "NCCL alone", "nccl, no recorder")
+"""What the engine's benchmark times; records from before 2026-11-30 have the first two."""
 
 _FLOOR_FROM = 64 << 10  # bytes; below, most of its time is that of torch's call
 

@@ -194,8 +194,10 @@ def engine_parser() -> argparse.ArgumentParser:
         prog="python -m fastcoll.bench.engine",
         description="The host's time for a collective on CUDA tensors, beside torch's own nccl.",
     )
-    parser.add_argument("--rounds", type=int, default=40, help="batches of each (%(default)s)")
-    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
+    add = parser.add_argument
+    add("--rounds", type=int, default=40, help="batches of each (%(default)s)")
+    add("--only-nccl", action="store_true", help="time torch's nccl, and nothing beside it")
+    add("--json", type=Path, default=None, help="write every statistic")
     return parser
 
 

@@ -13,7 +13,14 @@ from pictures import HOSTS, PICTURES
 from repository import ROOT
 
 from fastcoll import env
-from fastcoll.bench.derived import BAR, added, added_by_profile, copy_bandwidth, least_bytes
+from fastcoll.bench.derived import (
+    BAR,
+    ENGINE_COLUMNS,
+    added,
+    added_by_profile,
+    copy_bandwidth,
+    least_bytes,
+)
 from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import markdown, times_text
@@ -217,12 +224,16 @@ def _kernels(name: str = "kernels_cuda.jsonl") -> list[str]:
 
 
 def _engine() -> list[str]:
-    name = "engine_cuda.jsonl"
-    record, rows = _record(name), []
+    record, rows = _record(name := "engine_cuda.jsonl"), []
+    columns = [
+        one for one in ENGINE_COLUMNS if any(one in each["time"] for each in record["cases"])
+    ]
     for case in record["cases"]:
-        ours, theirs = (case["time"][backend]["median"] for backend in ("fastcoll", "nccl"))
-        rows.append([case["case"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])
-    return [*markdown("call | fastcoll, us | nccl, us | ratio", rows, 1), *_source(name, record)]
+        times = {column: one["median"] for column, one in case["time"].items()}
+        us = [_or_dash(times.get(column), "{:.1f}") for column in columns]
+        rows.append([case["case"], *us, f"{times['fastcoll'] / times['nccl']:.2f}"])
+    titles = [f"{column}, us" for column in columns]
+    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *_source(name, record)]
 
 
 def _collectives(dtype: str) -> list[str]:
