@@ -49,10 +49,19 @@ def _alike(case: Case, least: int) -> list[Case]:
     return cases
 
 
-def _in_rotation(calls: Sequence[Call]) -> Call:
-    """Returns a call that makes the next of some calls."""
-    rotation = itertools.cycle(calls)
-    return calls[0] if len(calls) == 1 else lambda: next(rotation)()
+def _in_rotation(calls: Sequence[Call], cases: Sequence[Case]) -> tuple[Call, Call]:
+    """Returns a call that makes the next of some calls, and one that writes their data and begins again.
+
+    So the first calls after that use buffers that caches have already lost.
+    """
+    rotation = [itertools.cycle(calls)]
+
+    def refresh() -> None:
+        for case in cases:
+            case.reset()
+        rotation[0] = itertools.cycle(calls)
+
+    return (calls[0] if len(calls) == 1 else lambda: next(rotation[0])()), refresh
 
 
 def _bound(run: Run, cases: Sequence[Case], peer: Peer) -> Candidate:
@@ -62,24 +71,21 @@ def _bound(run: Run, cases: Sequence[Case], peer: Peer) -> Candidate:
     times = run.options.check
     seeds = itertools.count(run.options.seed, max(1, times))
 
-    def reset() -> None:
-        for case in cases:
-            case.reset()
-
     def check() -> int:
         seed = next(seeds)
         return sum(map(verify, cases, calls, itertools.repeat(seed), itertools.repeat(times)))
 
-    reset()
-    for call in calls:
+    for case, call in zip(cases, calls, strict=True):
+        case.reset()
         call()
     synchronize(run.device)
     verified = peer.delivers and times > 0
     if run.options.read:
         calls = list(map(partial(partial, _call_and_read), calls, cases))
+    timed, refresh = _in_rotation(calls, cases)
     lifetime = cases[0].lifetime
-    data: dict[str, Any] = {"refresh": reset, "lifetime": lifetime and lifetime * len(cases)}
-    turn = partial(take_turn, _in_rotation(calls), run.device, **data)
+    data: dict[str, Any] = {"refresh": refresh, "lifetime": lifetime and lifetime * len(cases)}
+    turn = partial(take_turn, timed, run.device, **data)
     return Candidate(turn, check if verified else None)
 
 
@@ -90,11 +96,12 @@ def _call_and_read(call: Call, case: Case) -> None:
 
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
     cases = _alike(case, run.cold_bytes)
-    for one in cases:
-        one.reset()  # a backend may have its own buffers, and the floor reads these
     makers = {peer.name: partial(_bound, run, cases, peer) for peer in run.peers}
     floors = [] if run.options.read else [floor for one in cases if (floor := bind_floor(one))]
-    beside = {FLOOR: partial(take_turn, _in_rotation(floors), run.device)} if floors else {}
+    beside = {}
+    if floors:
+        floor, refresh = _in_rotation(floors, cases)
+        beside[FLOOR] = partial(take_turn, floor, run.device, refresh=refresh)
     rooted = case.collective.rooted
     found, unsupported, disturbed = run.compare(makers, beside, rooted, advance)
     return {

@@ -115,10 +115,14 @@ def test_cold_calls_take_all_buffers_in_turn(world: Worlds, tmp_path: Path) -> N
 
 def test_calls_in_rotation() -> None:
     made: list[int] = []
-    call = sweep._in_rotation([lambda number=number: made.append(number) for number in range(3)])
+    data = Mock(reset=lambda: made.append(-1))
+    calls = [lambda number=number: made.append(number) for number in range(3)]
+    call, refresh = sweep._in_rotation(calls, [data, data])
     for _ in range(5):
         call()
-    assert made == [0, 1, 2, 0, 1]
+    refresh()
+    call()
+    assert made == [0, 1, 2, 0, 1, -1, -1, 0]
     case = build_case("all_reduce", 64, torch.float32, "sum", 0, 2, 0, torch.device("cpu"))
     assert sweep._alike(case, 0) == [case]
     cases = sweep._alike(case, 200)
