@@ -19,6 +19,7 @@ import torch
 
 from fastcoll._launch import run_or_launch
 from fastcoll.bench import mpi, plot
+from fastcoll.bench.conditions import last_level_cache
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.options import parse
@@ -76,6 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
         problem = f"--root {options.root}: there are {ranks} ranks"
     if options.device == "cuda" and not torch.cuda.is_available():
         problem = "--device cuda: torch finds no CUDA device"
+    if options.cold and not last_level_cache():
+        problem = "--cold: the kernel does not report the size of the last-level cache"
     if problem:
         print(f"fastcoll.bench: {problem}", file=sys.stderr)
         return 2

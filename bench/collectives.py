@@ -1,16 +1,20 @@
 """The collectives: the buffers of each, its expected result, and its bandwidth as nccl-tests counts it.
 
 A *chunk* is one rank's share of a buffer. `size`, as in nccl-tests, is the larger of the two buffers of a
-rank in bytes. `count` is the elements of a chunk, or of the whole buffer if there are no chunks.
+rank in bytes. `count` is the elements of a chunk, or of the whole buffer if there are no chunks. The import needs no
+torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["COLLECTIVES", "Case", "Collective", "bandwidths", "build_case"]
 
@@ -74,14 +78,36 @@ class Case:
         """The result on this rank."""
         return self.collective.expected(self.rank, self.world_size, self.root)
 
-    def reset(self) -> None:
-        """Sets the buffers to ones, which a minimum, a mean and a product leave as they are.
+    @property
+    def lifetime(self) -> int | None:
+        """Calls after ``reset`` whose results are finite, and no zeros; None: any number.
 
-        Repeated sums in place overflow, which costs no time. Zeros would not do: on AMD EPYC, non-temporal
-        stores of zeros take less time than those of other bytes.
+        Sums in place grow by a factor of the world size in each call.
         """
-        self.send.fill_(1)
-        self.receive.fill_(1)
+        if self.op != "sum" or self.receive is not self.send or self.world_size == 1:
+            return None
+        import torch
+
+        most = torch.finfo(self.dtype) if self.dtype.is_floating_point else torch.iinfo(self.dtype)
+        doublings = math.log2(most.max) - math.log2(self._start)
+        return max(2, int(doublings / math.log2(self.world_size)))
+
+    @property
+    def _start(self) -> float:
+        import torch
+
+        in_place_sum = self.op == "sum" and self.receive is self.send
+        floating = self.dtype.is_floating_point
+        return torch.finfo(self.dtype).tiny if in_place_sum and floating else 1
+
+    def reset(self) -> None:
+        """Sets the buffers to ones, or for sums in place to the least normal number.
+
+        A minimum, a mean and a product leave ones as they are. Zeros would not do: on AMD EPYC, non-temporal stores of
+        zeros take less time than those of other bytes.
+        """
+        self.send.fill_(self._start)
+        self.receive.fill_(self._start)
 
 
 def _gathered(rank: int, ranks: int, root: int) -> list[tuple[int | None, int]]:
@@ -157,6 +183,8 @@ def build_case(
         root: Root of rooted collectives.
         device: Device of the buffers.
     """
+    import torch
+
     collective = COLLECTIVES[name]
     parts = world_size if collective.chunked else 1
     count = 0 if collective.send == "none" else max(1, size // dtype.itemsize // parts)

@@ -16,10 +16,14 @@ from typing import Any
 import torch
 
 from fastcoll import info
+from fastcoll.bench.sizes import parse_size
 
-__all__ = ["PRETENDED_HOSTS", "available_memory", "command_line", "describe_run"]
+__all__ = [
+    *("PRETENDED_HOSTS", "available_memory", "command_line", "describe_run", "last_level_cache"),
+]
 
 _CPU = torch.device("cpu")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _STARTS = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
 _NOT_THE_USERS = (  # set by fastcoll and torchrun if the user has set nothing
     ("DDP_DISABLE_COMM_MEM", "0"),
@@ -46,6 +50,12 @@ def available_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def last_level_cache() -> int | None:
+    """Returns the bytes of the cache that is nearest to memory; None if the kernel does not report it."""
+    levels = {int((one / "level").read_text()): one for one in _CACHES.glob("index*")}
+    return parse_size((levels[max(levels)] / "size").read_text()) if levels else None
+
+
 def _machine(device: torch.device) -> dict[str, Any]:
     """Returns processor, cores, memory, kernel and load; the names of the GPUs for a CUDA run."""
     kibibytes = _first(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
@@ -55,6 +65,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_allowed": len(os.sched_getaffinity(0)),
         "virtual": _first(r"^flags\s*:.*\b(hypervisor)\b", "/proc/cpuinfo") is not None,
+        "last_level_cache_bytes": last_level_cache(),
         "memory_bytes": int(kibibytes) * 1024 if kibibytes else None,
         "kernel": platform.release(),
         "transparent_huge_pages": _first(
@@ -70,15 +81,22 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """Returns the commit of this file's checkout, followed by "+" if files differ."""
-    folder = str(Path(__file__).resolve().parent)
-    git = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    """Returns the commit of fastcoll's checkout, followed by "+" if files differ.
+
+    None without one: an installed package may be below the repository of its user.
+    """
+    files = "bench/conditions.py\nsetup.py\n"
+    git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
+    tracked = [*git, "ls-files", "--full-name", "--error-unmatch", *files.split()]
+    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        return subprocess.check_output(
-            git, text=True, timeout=10, stderr=subprocess.DEVNULL
-        ).strip()
+        found, commit = (
+            subprocess.check_output(command, text=True, timeout=10, stderr=subprocess.DEVNULL)
+            for command in (tracked, describe)
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return commit.strip() if found == files else None  # full names are of the repository's top
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:

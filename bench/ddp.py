@@ -21,16 +21,15 @@ from torch import nn
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.conditions import available_memory
-from fastcoll.bench.derived import added
+from fastcoll.bench.derived import StepProfile, added, added_by_profile
 from fastcoll.bench.gradients import MODELS, EmulatedModel
-from fastcoll.bench.options import DTYPES
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
-from fastcoll.bench.step_profile import StepProfile, profile_step
+from fastcoll.bench.step_profile import profile_step
 from fastcoll.bench.table import Column, Table, times_text
 
-__all__ = ["added_by_profile", "compare_steps"]
+__all__ = ["compare_steps"]
 
 _ALONE = "no DDP"
 _BUCKETS: dict[str, dict[str, Any]] = {
@@ -126,17 +125,11 @@ def _too_large(run: Run, size: int) -> str:
     )
 
 
-def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
-    """Returns a case's profile minus that of the step without DDP; None if it was not profiled."""
-    if "profile" not in case:
-        return None
-    return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
-
-
 def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, Any]:
     shapes, kept = MODELS[name](), run.options.keep_gradients
     parameters = sum(map(math.prod, shapes))
-    size = parameters * DTYPES[dtype].itemsize
+    kind: torch.dtype = getattr(torch, dtype)
+    size = parameters * kind.itemsize
     row: dict[str, Any] = {
         "model": name,
         "dtype": dtype,
@@ -150,7 +143,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
     }
     if row["left_out"]:
         return row
-    memory = torch.zeros(parameters, dtype=DTYPES[dtype], device=run.device)
+    memory = torch.zeros(parameters, dtype=kind, device=run.device)
     views = {"gradient_as_bucket_view": True} if kept else {}
     steps: dict[str, _Step] = {}
 

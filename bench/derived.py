@@ -1,10 +1,21 @@
-"""What is computed from the values of a record: added time, and the least bytes to send. Needs no torch."""
+"""What is computed from the values of a record: added time, the least bytes to send, and the floor. Needs no torch."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Added", "added", "least_bytes"]
+__all__ = [
+    *("BAR", "ENGINE_COLUMNS", "Added", "StepProfile"),
+    *("added", "added_by_profile", "copy_bandwidth", "floor_of", "least_bytes"),
+]
+
+BAR = "bucket copy"
+"""The candidate that flatten is compared with: a copy of each bucket, in one launch each."""
+
+ENGINE_COLUMNS = ("fastcoll", "nccl", "NCCL alone", "nccl, no recorder")
+"""What the engine's benchmark times; records from before 2026-11-30 have the first two."""
+
+_FLOOR_FROM = 64 << 10  # bytes; below, most of its time is that of torch's call
 
 
 class Added(NamedTuple):
@@ -37,6 +48,37 @@ def added(row: dict[str, Any]) -> list[tuple[dict[str, Any], Added]]:
     return found
 
 
+class StepProfile(NamedTuple):
+    """One step, on this rank.
+
+    Attributes:
+        host_microseconds: Time until the step has queued all work on an idle device: the median of some steps.
+        launches: Number of launches, without those of collectives.
+        launch_microseconds: The sum of their times.
+        collectives: Number of kernels of collectives; on the CPU, of calls.
+        collective_microseconds: The sum of their times.
+        calls: Number of the host's calls that put work on the device: launches of kernels and graphs, copies and fills.
+    """
+
+    host_microseconds: float
+    launches: float
+    launch_microseconds: float
+    collectives: float
+    collective_microseconds: float
+    calls: float
+
+    def less(self, other: StepProfile) -> StepProfile:
+        """Returns this profile minus the other."""
+        return StepProfile(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
+    """Returns a case's profile minus that of the step without DDP; None if it was not profiled."""
+    if "profile" not in case:
+        return None
+    return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
+
+
 def least_bytes(call: str, message: int, hosts: int) -> float | None:
     """Returns the least bytes that the busiest host must send; None if they depend on the root.
 
@@ -50,3 +92,20 @@ def least_bytes(call: str, message: int, hosts: int) -> float | None:
     factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
     factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
     return factors[call] * message if call in factors else None
+
+
+def floor_of(case: dict[str, Any]) -> dict[str, float] | None:
+    """Returns the times of a case's floor; None if it has none, or is too small for one."""
+    found: dict[str, float] | None = None
+    if case["floor"] and case["size"] >= _FLOOR_FROM:
+        found = case["floor"]["time"]
+    return found
+
+
+def copy_bandwidth(row: dict[str, Any], candidate: str) -> float | None:
+    """Returns the GB/s of a copy that is a candidate of a kernels' case, or None: as calls, if a graph is slower."""
+    if candidate not in row["candidates"]:
+        return None
+    times = row["candidates"][candidate]
+    shorter = min(float(times[way]["median"]) for way in ("graph", "eager"))
+    return float(row["bytes"]) / shorter / 1e3

@@ -4,14 +4,20 @@ One rank with one GPU has one group of each backend, and the groups take turns. 
 of calls on tensors of 1 KiB. A batch begins when the GPU is idle and is too small to fill its queue, so no call waits
 for the device. The reduction is an average, because NCCL launches a kernel for it at one rank too. A graph replay is
 one launch with either backend: it shows that a capture adds nothing.
+
+``NCCL alone`` is NCCL's function by CuPy's binding, without torch: the least that a backend can take. torch's flight
+recorder is on or off for a whole process. So ``nccl, no recorder`` is measured before the others, in its own process.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +29,21 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from fastcoll._measure import Call
 from fastcoll.bench.collectives import build_case
 from fastcoll.bench.conditions import command_line, describe_run
+from fastcoll.bench.derived import ENGINE_COLUMNS
 from fastcoll.bench.device_timing import captured, time_on_host
+from fastcoll.bench.options import engine_parser
 from fastcoll.bench.peer import bind
-from fastcoll.bench.record import write_record
+from fastcoll.bench.record import read_record, write_record
 from fastcoll.bench.table import Column, Table
+from fastcoll.cuda import nccl_library
 
-__all__ = ["CASES", "call_of", "main"]
+__all__ = ["CASES", "BareNccl", "call_of", "main"]
 
-_BACKENDS = ("fastcoll", "nccl")
+_BARE, _UNRECORDED = ENGINE_COLUMNS[2:]
+_NO_RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "0"
+}  # read once in a process, by torch's FlightRecorder.hpp
+_AVERAGE = 4  # ncclAvg, which CuPy does not name
 _CALLS = 50  # in a batch; each is at most two events and a kernel in a queue of a thousand
 _TENSORS = 100  # in a coalesced call
 _COALESCED = f"all_reduce of {_TENSORS} tensors, coalesced"
@@ -61,20 +74,88 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     return (lambda: call().wait()) if way else call
 
 
-def _measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
-    """Prints the table and returns its rows; the groups have the default group's one rank."""
-    groups = {name: dist.new_group(backend=name) for name in _BACKENDS}
-    columns = [Column(name, 9) for name in (*groups, "ratio")]
+class BareNccl:
+    """NCCL's functions by CuPy's binding, on a communicator of one rank.
+
+    Args:
+        device: Device of the tensors.
+        stream: Handle of the stream.
+    """
+
+    def __init__(self, device: torch.device, stream: int) -> None:
+        self._nccl = nccl_library.load().cupy
+        self._comm = self._nccl.NcclCommunicator(1, self._nccl.get_unique_id(), 0)
+        self._space = torch.ones(2 * _TENSORS, 256, device=device)
+        self._stream = stream
+
+    def call_of(self, name: str) -> Call | None:
+        """Returns one of ``CASES`` as a call without arguments; None for the replay, in which NCCL has no part."""
+        kind = self._nccl.NCCL_FLOAT32
+        send, receive, *_ = places = [row.data_ptr() for row in self._space]
+        both, end = (send, receive, 256, kind), (self._stream,)
+
+        def coalesced() -> None:
+            self._nccl.groupStart()
+            for place in places[:_TENSORS]:
+                self._comm.allReduce(place, place, 256, kind, _AVERAGE, *end)
+            self._nccl.groupEnd()
+
+        calls: dict[str, Call] = {
+            "all_reduce": partial(self._comm.allReduce, send, send, 256, kind, _AVERAGE, *end),
+            "all_gather": partial(self._comm.allGather, *both, *end),
+            "reduce_scatter": partial(self._comm.reduceScatter, *both, _AVERAGE, *end),
+            "broadcast": partial(self._comm.broadcast, send, send, 256, kind, 0, *end),
+            _COALESCED: coalesced,
+        }
+        return calls.get(name.removesuffix(", async"))
+
+    def close(self) -> None:
+        """Destroys the communicator."""
+        self._comm.destroy()
+
+
+def _unrecorded(rounds: int) -> dict[str, dict[str, Any]]:
+    """Returns the times of "nccl" without torch's flight recorder, by case, from another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "record.jsonl"
+        flags = ["--rounds", str(rounds), "--only-nccl", "--json", str(path)]
+        command = [sys.executable, "-m", "fastcoll.bench.engine", *flags]
+        environment = {**os.environ, **_NO_RECORDER}
+        status = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
+        if status:
+            print(f"# {_UNRECORDED}: not measured, exit status {status}")
+            return {}
+        return {row["case"]: row["time"]["nccl"] for row in read_record(path)["cases"]}
+
+
+def _measure(
+    makers: Mapping[str, Callable[[str], Call | None]],
+    rounds: int,
+    unrecorded: Mapping[str, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Prints the table and returns its rows.
+
+    Args:
+        makers: Return the call of a case, by column.
+        rounds: Batches of each.
+        unrecorded: Times without torch's flight recorder, by case.
+    """
+    names = [*makers, *([_UNRECORDED] if unrecorded else [])]
+    columns = [Column(name, max(9, len(name))) for name in (*names, "ratio")]
     table = Table(Column("microseconds of the host, medians", -45), *columns)
     print(*table.head())
     rows = []
     for case in (*CASES, _REPLAY):
-        calls = {name: call_of(case, group, device) for name, group in groups.items()}
+        calls = {name: call for name, make in makers.items() if (call := make(case))}
         batch = max(1, _CALLS // (_TENSORS // 4)) if case == _COALESCED else _CALLS
         timings = time_on_host(calls, torch.cuda.synchronize, rounds, batch)
-        ours, theirs = (timings[name].median for name in _BACKENDS)
-        print(table.row([case, ours, theirs, ours / theirs]), flush=True)
-        rows.append({"case": case, "time": {name: asdict(one) for name, one in timings.items()}})
+        times = {name: asdict(one) for name, one in timings.items()}
+        if case in unrecorded:
+            times[_UNRECORDED] = unrecorded[case]
+        medians = [times[name]["median"] if name in times else None for name in names]
+        ratio = medians[0] / times["nccl"]["median"]
+        print(table.row([case, *medians, ratio]), flush=True)
+        rows.append({"case": case, "time": times})
     return rows
 
 
@@ -85,18 +166,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if there is no GPU or no NCCL to compare with.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.engine", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--rounds", type=int, default=40, help="batches of each (%(default)s)")
-    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
-    options = parser.parse_args(given)
+    options = engine_parser().parse_args(given)
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         print("fastcoll.bench.engine: torch finds no CUDA device, or has no NCCL", file=sys.stderr)
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    cases = _measure(options.rounds, device)
+    unrecorded = {} if options.only_nccl else _unrecorded(options.rounds)
+    makers: dict[str, Callable[[str], Call | None]] = {
+        name: partial(call_of, group=dist.new_group(backend=name), device=device)
+        for name in ENGINE_COLUMNS[int(options.only_nccl) : 2]
+    }
+    bare = None if options.only_nccl else BareNccl(device, torch.cuda.current_stream().cuda_stream)
+    if bare:
+        makers[_BARE] = bare.call_of
+    cases = _measure(makers, options.rounds, unrecorded)
+    if bare:
+        bare.close()
     dist.destroy_process_group()
     if options.json:
         record = describe_run(command_line("fastcoll.bench.engine", given), device)

@@ -3,7 +3,8 @@
 Hosts are network namespaces of this machine with shaped links (root only). Both backends run in the same processes,
 and take turns call by call. A time is the median of the slowest rank's times, a number of bytes the median of the
 busiest host's. The table compares them with the minimum for any algorithm: the bytes that a host must send, and the
-link's time for them. With arguments after ``--``, ``python -m fastcoll.bench`` runs on these hosts instead.
+link's time for them. Results are verified before and after. With arguments after ``--``, ``python -m fastcoll.bench``
+runs on these hosts instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,19 +27,18 @@ import torch.distributed as dist
 from fastcoll._launch import ALLOCATOR, join, rank_variables
 from fastcoll._measure import Call, Control, in_turns
 from fastcoll.bench import namespaces
-from fastcoll.bench.collectives import build_case
+from fastcoll.bench.collectives import Case, build_case
 from fastcoll.bench.conditions import PRETENDED_HOSTS, command_line, describe_run
 from fastcoll.bench.derived import least_bytes
+from fastcoll.bench.options import HOST_CALLS, hosts_parser
+from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import bind, exchange, round_trip
 from fastcoll.bench.record import write_record
+from fastcoll.bench.report import closing
 from fastcoll.bench.table import Column, Table
 
-__all__ = ["main"]
+__all__ = ["main", "run_rank"]
 
-CALLS = (
-    *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
-    *("reduce", "all_to_all", "gather", "scatter", "send", "exchange"),
-)
 _MODULE = "fastcoll.bench.hosts"
 _PORT = 29531
 _QUIET = 0.002  # seconds between calls
@@ -46,6 +47,7 @@ _TABLE = Table(
     Column("bytes", 10),
     *(Column("fastcoll ms", 11, 3), Column("gloo ms", 10, 3), Column("ratio", 7)),
     *(Column("sent/least", 11), Column("gloo", 7), Column("time/link", 9)),
+    Column("#wrong", 7),
 )
 
 
@@ -59,22 +61,25 @@ def _bytes_sent() -> int:
     return sent
 
 
-def _prepared(call: str, message: int, control: Control, group: dist.ProcessGroup) -> Call:
-    """Returns a function that makes the call on a group, on new tensors."""
+def _prepared(
+    call: str, message: int, control: Control, group: dist.ProcessGroup
+) -> tuple[Case, Call]:
+    """Returns new tensors, and a function that makes the call on them and a group."""
     rank, ranks = control.rank, control.world_size
-    name = "all_to_all" if call in ("send", "exchange") else call  # for its two whole buffers
-    size, cpu = max(ranks * 4, message), torch.device("cpu")
-    case = build_case(name, size, torch.float32, "sum", rank, ranks, 0, cpu)
-    case.reset()
     ends = (0, ranks - 1)
+    between = call in ("send", "exchange")  # each end gets the other end's data
+    size, cpu = max(ranks * 4, message), torch.device("cpu")
+    name = "sendrecv" if between else call
+    case = build_case(name, size, torch.float32, "sum", rank, ranks, 0, cpu)
+    if not between:
+        return case, bind(case, group)
+    peer = ends[rank == 0]
+    here: list[tuple[int | None, int]] = [(peer, 0)] if rank in ends else []
+    case = replace(case, collective=replace(case.collective, expected=lambda *_: here))
     if call == "send":
-        return round_trip(case.send, ends, group)
-    if call == "exchange":
-        if rank not in ends:
-            return lambda: None
-        peer = ends[rank == 0]
-        return exchange(case.send, peer, case.receive, peer, group)
-    return bind(case, group)
+        return case, round_trip(case.send, case.receive, ends, group)
+    both = exchange(case.send, peer, case.receive, peer, group)
+    return case, both if here else lambda: None
 
 
 def _measured(
@@ -82,7 +87,8 @@ def _measured(
 ) -> dict[str, Any]:
     meet = partial(dist.barrier, groups["gloo"])
 
-    def take(run: Call) -> list[tuple[float, int]]:
+    def take(tensors: Case, run: Call) -> list[tuple[float, int]]:
+        tensors.reset()
         idle = _bytes_sent()
         meet()
         time.sleep(_QUIET)
@@ -94,11 +100,14 @@ def _measured(
         # Minus the bytes of the barrier.
         return [(seconds, _bytes_sent() - before - (before - idle))]
 
-    turns = {
-        name: partial(take, _prepared(call, message, control, group))
-        for name, group in groups.items()
-    }
-    everybody = control.all_gather(in_turns(turns, rounds + 1))
+    works = {name: _prepared(call, message, control, group) for name, group in groups.items()}
+
+    def wrong(seed: int) -> dict[str, int]:
+        return {name: verify(*work, seed, 1) for name, work in works.items()}
+
+    before = wrong(1)
+    taken = in_turns({name: partial(take, *work) for name, work in works.items()}, rounds + 1)
+    everybody, *checks = zip(*control.all_gather([taken, before, wrong(2)]), strict=True)
     case: dict[str, Any] = {"call": call, "bytes": message}
     for name in groups:
         # Without the first turn, which warms up.
@@ -106,12 +115,18 @@ def _measured(
         case[name] = {
             "ms": statistics.median(max(s for s, _ in turn) for turn in found) * 1e3,
             "sent": statistics.median(max(b for _, b in turn) for turn in found),
+            "wrong": sum(counts[name] for ranks in checks for counts in ranks),
         }
     return case
 
 
-def _run_rank(options: argparse.Namespace, given: list[str]) -> None:
-    """Runs one rank; the first rank prints the table and writes the record."""
+def run_rank(arguments: list[str]) -> int:
+    """Runs one rank; the first rank prints the table and writes the record.
+
+    Returns:
+        The exit status: 0, or 1 if a result was wrong.
+    """
+    options = hosts_parser().parse_args(arguments)
     torch.set_num_threads(1)
     control = join("fastcoll", timedelta(minutes=5))
     assert dist.group.WORLD is not None
@@ -120,16 +135,19 @@ def _run_rank(options: argparse.Namespace, given: list[str]) -> None:
     if first:
         print(*_TABLE.head())
     cases = []
-    for call in options.call or CALLS:
+    for call in options.call or HOST_CALLS:
         for message in [0] if call == "barrier" else options.bytes:
             rounds = options.rounds if message <= 1 << 20 else max(3, options.rounds // 4)
             cases.append(_measured(call, message, control, groups, rounds))
             if first:
                 print(_TABLE.row(_cells(cases[-1], options)), flush=True)
+    wrong = sum(case[name]["wrong"] for case in cases for name in groups)
+    if first:
+        print("", *closing(wrong, True, len(cases)), sep="\n")
     if first and options.json:
         backend: Any = groups["fastcoll"]._get_backend(torch.device("cpu"))
         record = {
-            **describe_run(command_line(_MODULE, given)),
+            **describe_run(command_line(_MODULE, arguments)),
             "hosts": options.hosts,
             "ranks_per_host": options.per_host,
             "megabits": options.megabits,
@@ -140,6 +158,7 @@ def _run_rank(options: argparse.Namespace, given: list[str]) -> None:
         write_record(options.json, record)
     control.barrier()
     dist.destroy_process_group()
+    return 1 if wrong else 0
 
 
 def _cells(case: dict[str, Any], options: argparse.Namespace) -> list[str | float]:
@@ -151,7 +170,8 @@ def _cells(case: dict[str, Any], options: argparse.Namespace) -> list[str | floa
         if options.megabits:
             more.append(ours["ms"] / (least * 8e-3 / options.megabits))
     times = [ours["ms"], gloo["ms"], ours["ms"] / gloo["ms"]]
-    return [case["call"], case["bytes"], *times, *more, *[""] * (3 - len(more))]
+    wrong = ours["wrong"] + gloo["wrong"]
+    return [case["call"], case["bytes"], *times, *more, *[""] * (3 - len(more)), wrong]
 
 
 def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
@@ -184,21 +204,11 @@ def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank if RANK is set, else starts all ranks; returns the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
-    add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
-    add("--hosts", type=int, default=2, help="(%(default)s)")
-    add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
-    add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
-    add("--bytes", type=int, nargs="+", default=sizes, help="of messages")
-    add("--call", nargs="+", choices=CALLS, help="default: all")
-    add("--rounds", type=int, default=20, help="of a call (%(default)s)")
-    add("--json", type=Path, help="write the record")
-    add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(given)
     if "RANK" in os.environ:
-        _run_rank(options, given)
-        return 0
+        return run_rank(given)
+    parser = hosts_parser()
+    options = parser.parse_args(given)
     if options.hosts < 2 or options.per_host < 1 or options.rounds < 1:
         parser.error("expected 2 hosts or more, and a rank and a round at least")
     if problem := namespaces.missing():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcoll._measure import Call
+from fastcoll.bench.derived import BAR
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels.flatten import Flatten, Unflatten
 from fastcoll.kernels.reduce import prepare_reduce
@@ -159,9 +160,10 @@ def flatten_case(
     """Returns the flattening of float32 gradients into DDP's buckets, or with `back` the unflattening.
 
     Candidates besides fastcoll: "ddp", one kernel a tensor, as DDP launches; "foreach", the batched copy
-    and one scaling, as DDP with batched_grad_copy=True; "cat".
+    and one scaling, as DDP with batched_grad_copy=True; "cat". The bar is a copy of the same buckets.
     """
     data = _Buffers(shapes, torch.float32, device)
+    copies = [torch.empty_like(bucket) for bucket in data.buckets]
     given = (torch.float32, torch.float32, device)
     rows = data.rows
     prepared = zip(data.layouts, data.gradients, data.buckets, strict=True)
@@ -184,11 +186,14 @@ def flatten_case(
             "foreach": [partial(_foreach_flatten, *row) for row in rows],
             "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in rows],
         }
-    works = {candidate: _all(each) for candidate, each in candidates.items()}
+    bar = [partial(one.copy_, bucket) for one, bucket in zip(copies, data.buckets, strict=True)]
+    works = {candidate: _all(each) for candidate, each in (candidates | {BAR: bar}).items()}
 
     gradients, views = (list(chain.from_iterable(each)) for each in (data.gradients, data.views))
 
     def verify(candidate: str) -> bool:
+        if candidate == BAR:
+            return verified(works[candidate], data.buckets, copies, lambda: data.buckets)
         if back:
             return verified(works[candidate], data.buckets, gradients, lambda: views)
         scaled = (gradient * SCALE for gradient in gradients)

@@ -4,7 +4,7 @@ Kernels between ranks emulate all ranks in one launch, and are compared with the
 
 Bandwidth is the least number of bytes that the work must read and write, over a median time. The time is that of a
 captured graph (device only) or of calls (eager, as in a training step). The bandwidth of a copy on the device in the
-same run is beside it. Candidates take turns.
+same run is beside it: of the same buckets for flatten, else of 1 GiB. Candidates take turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +25,11 @@ import torch
 from fastcoll._measure import Call
 from fastcoll.bench import kernel_cases, peer_cases
 from fastcoll.bench.conditions import command_line, describe_run
+from fastcoll.bench.derived import BAR, copy_bandwidth
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
+from fastcoll.bench.options import kernels_parser
 from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
@@ -87,12 +88,15 @@ def _bandwidth(row: Row, candidate: str, way: str = "graph") -> float:
     return float(row["bytes"]) / _median(row, candidate, way) / 1e3
 
 
-def _copy(rows: Mapping[str, Row]) -> float:
-    """Returns the bandwidth of the copy, which is measured first: as a call, as a copy in a graph may be slower."""
+def _copy(rows: Mapping[str, Row], row: Row | None = None) -> float:
+    """Returns the bandwidth of the bar of a row: its own, or the large copy, which is measured first."""
+    if own := row and copy_bandwidth(row, BAR):
+        return own
     first: Row = next(iter(rows.values()), {"candidates": {}})
-    if "copy" not in first["candidates"]:
+    bandwidth = copy_bandwidth(first, "copy")
+    if bandwidth is None:
         raise RuntimeError("expected the copy to be measured first, and it failed")
-    return max(_bandwidth(first, "copy", way) for way in ("graph", "eager"))
+    return bandwidth
 
 
 def _clocks() -> str | None:
@@ -113,7 +117,7 @@ def _print(record: dict[str, Any], rows: Mapping[str, Row]) -> None:
         for name in row["candidates"]:
             graph, eager = _median(row, name, "graph"), _median(row, name, "eager")
             bandwidth = _bandwidth(row, name)
-            more = [bandwidth, bandwidth / _copy(rows), eager / (ours or eager)]
+            more = [bandwidth, bandwidth / _copy(rows, row), eager / (ours or eager)]
             print(_TABLE.row([row["name"], name, graph, eager, *more]))
     for name, value in record["host_microseconds"].items():
         print(f"host: {name}: {value:.2f} us")
@@ -200,18 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.kernels", description=(__doc__ or "").split("\n")[0]
-    )
-    add = parser.add_argument
-    # fmt: off
-    add("--rounds", type=int, default=4, help="turns of each candidate (%(default)s)")
-    add("--check", action="store_true", help="verify on small tensors, time nothing")
-    add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
-    add("--json", type=Path, default=None, help="write every statistic")
-    # fmt: on
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(given)
+    options = kernels_parser().parse_args(given)
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
     elif options.check:

@@ -1,30 +1,30 @@
-"""The command line: nccl-tests' flags, and flags for comparing backends."""
+"""The command lines of the benchmarks: nccl-tests' flags, and flags for comparing backends. Needs no torch."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastcoll.bench.collectives import COLLECTIVES
-from fastcoll.bench.sizes import parse_size
+from fastcoll.bench.sizes import parse_size, size_text
 
-__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "WORDS", "parse"]
+__all__ = [
+    *("DTYPES", "HOST_CALLS", "MOST_ATTEMPTS", "OPS", "WORDS"),
+    *("engine_parser", "hosts_parser", "kernels_parser", "parse"),
+]
 
-DTYPES: dict[str, torch.dtype] = {
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float": torch.float32,
-    "double": torch.float64,
-}
+DTYPES = ("int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double")
+"""Names of dtypes in torch."""
+
+HOST_CALLS = (
+    *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
+    *("reduce", "all_to_all", "gather", "scatter", "send", "exchange"),
+)
 MOST_ATTEMPTS = 20
+_LEAST_COLD = 64 << 10  # bytes; smaller buffers would be too many
 OPS = ("sum", "prod", "min", "max", "avg")
 _BACKENDS = {
     "cpu": "fastcoll,gloo",
@@ -103,7 +103,7 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--timeout", type=at_least(1), default=120.0, help="limit of a call, in seconds (120)")
     add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
     if word:
-        parser.set_defaults(root=0, plot=None)
+        parser.set_defaults(root=0, plot=None, cold=False)
     if ddp:
         add("--gflop", type=at_least(0), default=0.0,
             help="arithmetic of an emulated backward pass, which communication may overlap (0)")
@@ -114,7 +114,8 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
             help="also report, by torch.profiler, what each step launches beside its collectives")
     if word:
         return parser
-    add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
+    add("-b", "--minbytes", type=parse_size,
+        help="smallest size, with K, M or G (4; with --cold 64K)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")
     add("-f", "--stepfactor", type=at_least(1.01), default=4.0, help="from size to size (4)")
     add("-o", "--op", dest="ops", type=partial(_words, OPS), default="sum",
@@ -122,7 +123,9 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
     add("--read", action="store_true",
         help="time a sum of the result with each call, without a floor")
-    add("--baseline", metavar="BACKEND", help="of the ratios (the slowest backend of each size)")
+    add("--cold", action="store_true",
+        help="make each call on other buffers, which together have twice the size of the last-level cache")
+    add("--baseline", metavar="BACKEND", help="of the ratios (gloo, or without it the slowest)")
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     # fmt: on
     return parser
@@ -153,11 +156,62 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     if word:
-        if not all(DTYPES[dtype].is_floating_point for dtype in options.dtypes):
+        if any("int" in dtype for dtype in options.dtypes):
             parser.error("gradients are of a floating type")
         return options
     if options.baseline not in (None, *options.backends):
         parser.error(f"expected --baseline from --backend, got {options.baseline}")
+    least = _LEAST_COLD if options.cold else 4
+    options.minbytes = least if options.minbytes is None else options.minbytes
+    if options.cold and (options.minbytes < least or options.device != "cpu"):
+        parser.error(f"--cold: expected CPU tensors, of {size_text(least)} or more")
     if options.minbytes > options.maxbytes:
         parser.error(f"-b {options.minbytes} is more than -e {options.maxbytes}")
     return options
+
+
+def hosts_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.hosts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.hosts",
+        description="Collectives between emulated hosts, by fastcoll and gloo in turns, and the bytes sent.",
+    )
+    add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
+    add("--hosts", type=int, default=2, help="(%(default)s)")
+    add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
+    add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
+    add("--bytes", type=int, nargs="+", default=sizes, help="of messages")
+    add("--call", nargs="+", choices=HOST_CALLS, help="default: all")
+    add("--rounds", type=int, default=20, help="of a call (%(default)s)")
+    add("--json", type=Path, help="write the record")
+    add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
+    return parser
+
+
+def engine_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.engine."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.engine",
+        description="The host's time for a collective on CUDA tensors, beside torch's own nccl.",
+    )
+    add = parser.add_argument
+    add("--rounds", type=int, default=40, help="batches of each (%(default)s)")
+    add("--only-nccl", action="store_true", help="time torch's nccl, and nothing beside it")
+    add("--json", type=Path, default=None, help="write every statistic")
+    return parser
+
+
+def kernels_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.kernels."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.kernels",
+        description="The kernels on one GPU beside stock DDP's launches for the same work.",
+    )
+    add = parser.add_argument
+    # fmt: off
+    add("--rounds", type=int, default=4, help="turns of each candidate (%(default)s)")
+    add("--check", action="store_true", help="verify on small tensors, time nothing")
+    add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
+    add("--json", type=Path, default=None, help="write every statistic")
+    # fmt: on
+    return parser

@@ -131,15 +131,19 @@ def exchange(
     return apart if send.device.type == "cpu" else grouped
 
 
-def round_trip(tensor: Tensor, ends: Sequence[int], group: dist.ProcessGroup | None = None) -> Call:
-    """Returns a call that sends a tensor from the first end to the second and back; empty on other ranks."""
+def round_trip(
+    send: Tensor, receive: Tensor, ends: Sequence[int], group: dist.ProcessGroup | None = None
+) -> Call:
+    """Returns a call that sends from the first end to the second, and then back; empty on other ranks."""
     rank = dist.get_rank(group)
 
     def call() -> None:
-        if rank in ends:
-            peer = ends[rank == ends[0]]
-            for act in (dist.send, dist.recv) if rank == ends[0] else (dist.recv, dist.send):
-                act(tensor, peer, group)
+        if rank == ends[0]:
+            dist.send(send, ends[1], group)
+            dist.recv(receive, ends[1], group)
+        elif rank == ends[1]:
+            dist.recv(receive, ends[0], group)
+            dist.send(send, ends[0], group)
 
     return call
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
+from fastcoll.bench.derived import floor_of
 
 __all__ = ["draw", "missing"]
 
@@ -41,10 +42,14 @@ def draw(record: dict[str, Any], path: str) -> None:
     for (latency, bandwidth), kind in zip(axes, kinds, strict=False):
         for name in (*record["backends"], _FLOOR):
             rows = [
-                (case["size"], row["time"])
+                (case["size"], time)
                 for case in cases
                 if _kind(case) == kind
-                and (row := {**case["backends"], _FLOOR: case["floor"]}.get(name))
+                and (
+                    time := floor_of(case)
+                    if name == _FLOOR
+                    else case["backends"].get(name, {}).get("time")
+                )
             ]
             if not rows:
                 continue

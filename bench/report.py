@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
+from fastcoll.bench.derived import floor_of
 from fastcoll.bench.record import medians
+from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import Column, Table, times_text
 
 __all__ = ["SweepTable", "closing", "heading"]
@@ -28,9 +30,11 @@ _TABLE = Table(
     Column("floor", 9, unit="(us)"),
 )
 _LEGEND = (
-    "time: median over calls; ratio: times faster than {baseline} of the size; lead: than the fastest other library; "
-    "floor: memory's part"
+    "time: median over calls; ratio: times faster than {baseline} at the size; lead: than the fastest other library; "
+    "floor: memory's part, from 64 KiB"
 )
+_MPIS = {"Intel(R) MPI": "Intel MPI", "MPICH": "MPICH", "Open MPI": "Open MPI"}
+"""The names of MPIs, by the start of what the library reports."""
 
 
 @dataclass
@@ -41,7 +45,7 @@ class SweepTable:
         world_size: Number of ranks.
         among: Backends to compare with; the others are shown only.
         libraries: The library of each backend; a lead is over another library.
-        baseline: Backend to compute ratios with; None: the slowest of the case.
+        baseline: Backend to compute ratios with; None: gloo, or in a case without it the slowest.
     """
 
     world_size: int
@@ -49,11 +53,15 @@ class SweepTable:
     libraries: Mapping[str, str]
     baseline: str | None = None
     _bandwidths: dict[str, list[float]] = field(default_factory=dict, init=False)
+    _cases: list[dict[str, Any]] = field(default_factory=list, init=False)
 
     @property
     def legend(self) -> str:
         """The meaning of the columns."""
-        return _LEGEND.format(baseline=self.baseline or "the slowest backend")
+        default = "the slowest backend (gloo is not in this run)"
+        if "gloo" in self.among:
+            default = "gloo, or where gloo does not run the slowest backend,"
+        return _LEGEND.format(baseline=self.baseline or default)
 
     def head(self, collective: str) -> list[str]:
         """Returns the two lines of column titles, after the collective's name."""
@@ -62,7 +70,8 @@ class SweepTable:
     def rows(self, case: dict[str, Any]) -> list[str]:
         """Returns a line for each backend of a case, and one for each backend that cannot do it."""
         lines = []
-        floor = _time(case["floor"]["time"]["median"]) if case["floor"] else None
+        self._cases.append(case)
+        floor = floor_of(case)
         for name, backend in case["backends"].items():
             time, wrong = backend["time"], backend["wrong"]
             bandwidth = bandwidths(
@@ -76,7 +85,7 @@ class SweepTable:
                 *bandwidth,
                 "N/A" if wrong is None else wrong,
                 *map(times_text, self.compare(case, name)),
-                floor,
+                floor and _time(floor["median"]),
             ]
             lines.append(_TABLE.row(cells))
         for name, why in case["unsupported"].items():
@@ -93,7 +102,8 @@ class SweepTable:
         rows = medians(case)
         own, library = rows[name], self.libraries.get(name, name)
         compared = [each for each in rows if each in self.among] or list(rows)
-        baseline = self.baseline or max(compared, key=lambda each: rows[each])
+        slowest = max(compared, key=lambda each: rows[each])
+        baseline = self.baseline or ("gloo" if "gloo" in compared else slowest)
         others = [rows[each] for each in compared if self.libraries.get(each, each) != library]
         return _over(rows.get(baseline), own), _over(min(others, default=None), own)
 
@@ -103,6 +113,53 @@ class SweepTable:
             f"{name} {statistics.fmean(values):.2f}" for name, values in self._bandwidths.items()
         ]
         return [f"# average bus bandwidth (GB/s): {', '.join(means)}"] if means else []
+
+    def answers(self) -> list[str]:
+        """Returns for each collective, and each way to call fastcoll, a sentence on where it is faster or behind."""
+        kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for case in self._cases:
+            kinds.setdefault((case["collective"], case["dtype"], case["op"]), []).append(case)
+        ours = [name for name in self.among if name.partition("-")[0] == "fastcoll"]
+        others = [name for name in self.among if name not in ours]
+        lines = []
+        for kind, cases in kinds.items():
+            alone = sum(each[0] == kind[0] for each in kinds) == 1
+            title = kind[0] if alone else " ".join(word for word in kind if word != "none")
+            for name in ours:
+                clauses = [text for other in others for text in self._clauses(cases, name, other)]
+                if clauses:
+                    lines.append(f"# {title}: {name} is {'; '.join(clauses)}")
+        return lines
+
+    def _clauses(self, cases: list[dict[str, Any]], ours: str, other: str) -> list[str]:
+        """Returns where a backend is faster than another, and where it is behind; of gloo always both."""
+        times = {case["size"]: medians(case) for case in cases}
+        ratios = {
+            size: row[other] / row[ours]
+            for size, row in sorted(times.items())
+            if ours in row and other in row
+        }
+        faster = sum(ratio > 1 for ratio in ratios.values())
+        behind = [size for size, ratio in ratios.items() if ratio < 1]
+        sizes, library = list(ratios), self.libraries.get(other, "")
+        name = next((mpi for start, mpi in _MPIS.items() if library.startswith(start)), other)
+        texts = []
+        if faster and (not behind or other == "gloo" or "gloo" not in self.among):
+            at = f" at {faster} of {len(sizes)} sizes" if len(sizes) > 1 else ""
+            span = dict.fromkeys(times_text(end(ratios.values())) for end in (min, max))
+            texts.append(f"faster than {name}{at}, {' to '.join(span)}")
+        return [*texts, *([f"behind {name}{_where(behind, sizes)}"] if behind else [])]
+
+
+def _where(some: list[int], sizes: list[int]) -> str:
+    """Returns which sizes some of them are: " below 64 KiB"; "" if there is one size."""
+    if some == sizes:
+        return " at each size" if len(sizes) > 1 else ""
+    if some == sizes[: len(some)]:
+        return f" below {size_text(sizes[len(some)])}"
+    if some == sizes[-len(some) :]:
+        return f" from {size_text(some[0])}"
+    return f" at {len(some)} of {len(sizes)} sizes"
 
 
 def _over(above: float | None, below: float | None) -> float | None:
@@ -123,7 +180,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
     if "machine" not in record:
         return []
     machine, versions = record["machine"], record["versions"]
-    memory = (machine["memory_bytes"] or 0) / 2**30
+    memory, cold = (machine["memory_bytes"] or 0) / 2**30, record["cold_bytes"]
     hosts = f" on {record['hosts']} hosts" if record["hosts"] > 1 else ""
     lines = [
         record["command"],
@@ -132,6 +189,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
         f"fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks{hosts}, "
         f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",
         legend,
+        *([f"cold: calls take buffers of {cold >> 20} MiB in turn"] if cold else []),
         *(f"{name}: {library}" for name, library in record["libraries"].items() if library),
         *(f"{name} is left out: {why}" for name, why in record["left_out"].items()),
     ]

@@ -29,7 +29,7 @@ from fastcoll._group_backend import this_host
 from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
 from fastcoll.bench import report
-from fastcoll.bench.conditions import command_line, describe_run
+from fastcoll.bench.conditions import command_line, describe_run, last_level_cache
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import Peer
@@ -110,6 +110,11 @@ class Run:
         return Plan(
             self.options.iters, self.options.rounds, self.options.warmup, self.options.turn_ms
         )
+
+    @property
+    def cold_bytes(self) -> int:
+        """Bytes of the buffers that calls take in turn; 0 without ``--cold``."""
+        return 2 * (last_level_cache() or 0) if self.options.cold else 0
 
     def attempt(self, act: Callable[[], _Result]) -> tuple[_Result | None, str]:
         """Returns the result, and the reason if a rank has none, or ""; all ranks call this."""
@@ -224,8 +229,9 @@ class Run:
         self.say(*lines)
 
     def finish(self, *lines: str, failed: bool = False) -> int:
-        """Prints the last lines and the verdict; returns the exit status."""
-        self.say("", *lines, *report.closing(self.wrong, self.options.check > 0, self.measured))
+        """Prints the verdict, and the last lines if no result was wrong; returns the exit status."""
+        verdict = report.closing(self.wrong, self.options.check > 0, self.measured)
+        self.say("", *verdict, *(() if self.wrong else lines))
         self.write_json()
         return 1 if self.wrong or failed else 0 if self.measured else 2
 
@@ -252,6 +258,7 @@ class Run:
             "settle_milliseconds": SETTLE_SECONDS * 1e3,
             "quiet_percent": options.quiet,
             "verified_calls": options.check,
+            "cold_bytes": self.cold_bytes,
             "unit": "times in microseconds, sizes in bytes",
             "backends": [peer.name for peer in self.peers],
             "libraries": {peer.name: peer.library for peer in self.peers},

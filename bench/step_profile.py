@@ -9,14 +9,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from fastcoll._measure import Call, synchronize
+from fastcoll.bench.derived import StepProfile
 
-__all__ = ["StepProfile", "profile_step", "profiled"]
+__all__ = ["profile_step", "profiled"]
 
 STEPS = 5
 
@@ -29,30 +30,6 @@ _COLLECTIVES = (
     "bucket_kernel",  # copies results out too
 )
 """Parts of the names of kernels that move messages between ranks, in lower case."""
-
-
-class StepProfile(NamedTuple):
-    """One step, on this rank.
-
-    Attributes:
-        host_microseconds: Time until the step has queued all work on an idle device: the median of some steps.
-        launches: Number of launches, without those of collectives.
-        launch_microseconds: The sum of their times.
-        collectives: Number of kernels of collectives; on the CPU, of calls.
-        collective_microseconds: The sum of their times.
-        calls: Number of the host's calls that put work on the device: launches of kernels and graphs, copies and fills.
-    """
-
-    host_microseconds: float
-    launches: float
-    launch_microseconds: float
-    collectives: float
-    collective_microseconds: float
-    calls: float
-
-    def less(self, other: StepProfile) -> StepProfile:
-        """Returns this profile minus the other."""
-        return StepProfile(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 def _kind(event: Any, on_gpu: bool) -> str:

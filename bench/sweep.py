@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from fastcoll._measure import Call, synchronize, take_turn
 from fastcoll.bench import report
@@ -33,27 +37,56 @@ def _kinds(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bound(run: Run, case: Case, peer: Peer) -> Candidate:
+def _alike(case: Case, least: int) -> list[Case]:
+    """Returns the case, and so many on new buffers that all buffers together have at least these bytes."""
+    own = case.receive is case.send
+    whole = case.send.nbytes + (0 if own else case.receive.nbytes)
+    cases = [case]
+    for _ in range(1, -(-least // whole) if whole else 1):
+        send = torch.empty_like(case.send)
+        receive = send if own else torch.empty_like(case.receive)
+        cases.append(replace(case, send=send, receive=receive))
+    return cases
+
+
+def _in_rotation(calls: Sequence[Call], cases: Sequence[Case]) -> tuple[Call, Call]:
+    """Returns a call that makes the next of some calls, and one that writes their data and begins again.
+
+    So the first calls after that use buffers that caches have already lost.
+    """
+    rotation = [itertools.cycle(calls)]
+
+    def refresh() -> None:
+        for case in cases:
+            case.reset()
+        rotation[0] = itertools.cycle(calls)
+
+    return (calls[0] if len(calls) == 1 else lambda: next(rotation[0])()), refresh
+
+
+def _bound(run: Run, cases: Sequence[Case], peer: Peer) -> Candidate:
     """Returns a call of a backend, after the first one; raises if the backend cannot do the case."""
-    case = peer.place(case)
-    call = peer.bind(case)
+    cases = [peer.place(case) for case in cases]
+    calls = [peer.bind(case) for case in cases]
     times = run.options.check
     seeds = itertools.count(run.options.seed, max(1, times))
 
     def check() -> int:
-        try:
-            return verify(case, call, next(seeds), times)
-        finally:
-            case.reset()
+        seed = next(seeds)
+        return sum(map(verify, cases, calls, itertools.repeat(seed), itertools.repeat(times)))
 
-    try:
-        call()
-        synchronize(run.device)
-    finally:
+    for case, call in zip(cases, calls, strict=True):
         case.reset()
+        call()
+    synchronize(run.device)
     verified = peer.delivers and times > 0
-    timed = partial(_call_and_read, call, case) if run.options.read else call
-    return Candidate(partial(take_turn, timed, run.device), check if verified else None)
+    if run.options.read:
+        calls = list(map(partial(partial, _call_and_read), calls, cases))
+    timed, refresh = _in_rotation(calls, cases)
+    lifetime = cases[0].lifetime
+    data: dict[str, Any] = {"refresh": refresh, "lifetime": lifetime and lifetime * len(cases)}
+    turn = partial(take_turn, timed, run.device, **data)
+    return Candidate(turn, check if verified else None)
 
 
 def _call_and_read(call: Call, case: Case) -> None:
@@ -62,19 +95,23 @@ def _call_and_read(call: Call, case: Case) -> None:
 
 
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
-    case.reset()  # a backend may have its own buffers, and the floor reads these
-    makers = {peer.name: partial(_bound, run, case, peer) for peer in run.peers}
-    floor = None if run.options.read else bind_floor(case)
-    beside = {FLOOR: partial(take_turn, floor, run.device)} if floor else {}
+    cases = _alike(case, run.cold_bytes)
+    makers = {peer.name: partial(_bound, run, cases, peer) for peer in run.peers}
+    floors = [] if run.options.read else [floor for one in cases if (floor := bind_floor(one))]
+    beside = {}
+    if floors:
+        floor, refresh = _in_rotation(floors, cases)
+        beside[FLOOR] = partial(take_turn, floor, run.device, refresh=refresh)
     rooted = case.collective.rooted
     found, unsupported, disturbed = run.compare(makers, beside, rooted, advance)
     return {
         "collective": case.collective.name,
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype == case.dtype),
+        "dtype": next(name for name in DTYPES if getattr(torch, name) == case.dtype),
         "op": case.op,
         "root": case.root if rooted else None,
         "size": case.size,
         "count": case.count,
+        "buffers": len(cases),
         **disturbed,
         "across_ranks": "slowest" if rooted else "median",
         "floor": found.pop(FLOOR, None),
@@ -109,10 +146,10 @@ def sweep(run: Run) -> int:
             seen: set[int] = set()
             for size in all_sizes if name != "barrier" else all_sizes[:1]:
                 ranks = (run.rank, run.world_size, options.root)
-                case = build_case(name, size, DTYPES[dtype], op, *ranks, run.device)
+                case = build_case(name, size, getattr(torch, dtype), op, *ranks, run.device)
                 if case.size in seen:
                     continue
                 seen.add(case.size)
                 row = _measure_case(run, case, advance)
                 run.add(row, row["backends"].values(), table.rows(row))
-    return run.finish(*table.averages())
+    return run.finish(*table.averages(), *table.answers())

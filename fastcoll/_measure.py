@@ -185,7 +185,16 @@ def _time_on_cuda(call: Call, calls: int) -> list[float]:
     return [marks[index].elapsed_time(marks[index + 1]) * 1e3 for index in range(calls)]
 
 
-def take_turn(call: Call, device: torch.device, meet: Call, warmup: int, calls: int) -> list[float]:
+def take_turn(
+    call: Call,
+    device: torch.device,
+    meet: Call,
+    warmup: int,
+    calls: int,
+    *,
+    refresh: Call = lambda: None,
+    lifetime: int | None = None,
+) -> list[float]:
     """Times calls in this process; with the first two arguments bound it is a ``Turn``.
 
     Args:
@@ -194,22 +203,34 @@ def take_turn(call: Call, device: torch.device, meet: Call, warmup: int, calls: 
         meet: Barrier of all ranks.
         warmup: Untimed calls.
         calls: Timed calls.
+        refresh: Writes the data, before the calls and whenever they have been used up.
+        lifetime: Most calls, at least 2, on the same data; after these, an untimed call absorbs the skew of the
+            refreshing. None: any number.
 
     Returns:
         The microseconds of each timed call.
     """
+    most = lifetime or warmup + calls
     timed = _time_on_cuda if device.type == "cuda" else _time_on_cpu
     collecting = gc.isenabled()
     gc.collect(0)
     gc.disable()
     try:
+        refresh()
         meet()
         end = time.perf_counter() + SETTLE_SECONDS
         while time.perf_counter() < end:
             pass
-        for _ in range(warmup):
-            call()
-        return timed(call, calls)
+        times: list[float] = []
+        untimed = min(warmup, most - 1)
+        while len(times) < calls:
+            if times:
+                refresh()
+                untimed = max(untimed, 1)
+            for _ in range(untimed):
+                call()
+            times += timed(call, min(most - untimed, calls - len(times)))
+        return times
     finally:
         if collecting:
             gc.enable()

@@ -59,7 +59,7 @@ def measure_link(control: Control, plan: Plan, ends: Sequence[int]) -> tuple[int
     cpu = torch.device("cpu")
     messages = {size: torch.zeros(size, dtype=torch.uint8) for size in (_SHORT, _LONG)}
     turns = {
-        size: partial(take_turn, round_trip(message, ends), cpu)
+        size: partial(take_turn, round_trip(message, message, ends), cpu)
         for size, message in messages.items()
     }
     timings = measure(turns, control, plan, slowest_rank=True)

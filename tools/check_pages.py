@@ -7,9 +7,12 @@ Part of ``make lint``. It prints one line for each difference, and ends with sta
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
 import re
 import runpy
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +22,16 @@ from page import differences
 from repository import ROOT
 
 from fastcoll import env
+from fastcoll.bench import options
 from fastcoll.bench.record import read_record
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 GLOSSARY = "docs/project/glossary.md"
 MESSAGES = "docs/faults/messages.md"
 REFERENCE = "docs/reference/python.md"
+STALE = "tools/stale_records.txt"
+BACKENDS = ("fastcoll", "gloo", "nccl", "mpi", "vllm", "fake", "unreduced")
+"""Those that a benchmark can measure."""
 
 
 def record(name: str) -> dict[str, Any]:
@@ -118,6 +125,58 @@ def tables() -> Iterator[str]:
     """Generated tables and pictures agree with their records."""
     for file in differences():
         yield f"{file}: not made of the records as they are. Run `python tools/page.py`."
+
+
+def commands() -> Iterator[str]:
+    """The command of each record exists today, except for the records in tools/stale_records.txt."""
+    listed = {line for line in read(STALE).splitlines() if not line.startswith("#")}
+    problems = {
+        path.name: command_problem(read_record(path))
+        for path in sorted((ROOT / "bench" / "results").glob("*.jsonl"))
+    }
+    for name, problem in problems.items():
+        if problem and name not in listed:
+            yield f"bench/results/{name}: its command does not work today: {problem}"
+        elif name in listed and not problem:
+            yield f"{STALE}: the command of {name} works today. Remove the line."
+    for name in sorted(listed - problems.keys()):
+        yield f"{STALE}: there is no record {name!r}"
+
+
+def command_problem(record: dict[str, Any]) -> str:
+    """Returns the reason why a record's command does not work today, or "". Nothing is run."""
+    words = shlex.split(record["command"])
+    while words and "=" in words[0]:  # a variable
+        words.pop(0)
+    error = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(error):
+            match words:
+                case ["python", "-m", "fastcoll.bench", *given]:
+                    options.parse(given, models())
+                case ["python", "-m", "fastcoll.bench.hosts", *given]:
+                    parsed = options.hosts_parser().parse_args(given)
+                    options.parse(parsed.bench, models())
+                case ["python", "-m", "fastcoll.bench.engine", *given]:
+                    options.engine_parser().parse_args(given)
+                case ["python", "-m", "fastcoll.bench.kernels", *given]:
+                    options.kernels_parser().parse_args(given)
+                case ["python", file] if (ROOT / file).is_file():
+                    pass
+                case [".ci/run", step] if re.search(rf"^{step}\(\)", read(".ci/run"), re.MULTILINE):
+                    pass
+                case _:
+                    return f"there is no {' '.join(words[:3])!r}"
+    except SystemExit:
+        return error.getvalue().splitlines()[-1]
+    unknown = [name for name in record.get("backends", ()) if name.split("-")[0] not in BACKENDS]
+    return f"no backend {', '.join(unknown)}" if unknown else ""
+
+
+def models() -> list[str]:
+    """Returns the names of the models of ``fastcoll bench ddp``, whose module needs torch."""
+    (listed,) = re.findall(r"^MODELS\b.*\{$(.*?)^\}$", read("bench/gradients.py"), re.M | re.DOTALL)
+    return re.findall(r'"(.+)":', listed)
 
 
 def figures() -> Iterator[str]:
@@ -245,7 +304,7 @@ def releases() -> Iterator[str]:
 
 if __name__ == "__main__":
     everything = (
-        *(links, blocks, variables, errors, interface, tables, figures),
+        *(links, blocks, variables, errors, interface, tables, commands, figures),
         *(language, glossary, releases),
     )
     checks = (links, blocks) if sys.argv[1:] == ["--links"] else everything

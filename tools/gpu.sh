@@ -45,7 +45,7 @@ case $1 in
     ;;
   engine)
     tests 350 gpu
-    measure 60 fastcoll.bench.engine --json "$out/engine_cuda.jsonl"
+    measure 70 fastcoll.bench.engine --json "$out/engine_cuda.jsonl"
     measure 60 fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
       -b 1K -e 256M -f 16 --json "$out/all_reduce_cuda_1rank.jsonl"
     ;;

@@ -15,7 +15,7 @@ from typing import Any
 from repository import ROOT
 from svg import carried_digest, digest, new_figure, save
 
-from fastcoll.bench.derived import added
+from fastcoll.bench.derived import added, floor_of
 from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.sizes import size_text
 
@@ -124,7 +124,8 @@ def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
 
     title = "Time of an all_reduce call (lower is better)"
     figure, axes = _canvas(7.4, 4.3, title, theme)
-    floor = [case["floor"]["time"]["median"] for case in cases]
+    floors = [floor_of(case) for case in cases]
+    floor = [math.nan if one is None else one["median"] for one in floors]
     others = [best_other(case) for case in cases]
     gloo, ours, shared = (
         [medians(case)[name] for case in cases] for name in ("gloo", "fastcoll", "fastcoll-shared")

@@ -13,7 +13,14 @@ from pictures import HOSTS, PICTURES
 from repository import ROOT
 
 from fastcoll import env
-from fastcoll.bench.derived import added, least_bytes
+from fastcoll.bench.derived import (
+    BAR,
+    ENGINE_COLUMNS,
+    added,
+    added_by_profile,
+    copy_bandwidth,
+    least_bytes,
+)
 from fastcoll.bench.record import medians, read_record
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import markdown, times_text
@@ -54,12 +61,18 @@ def _origin(record: dict[str, Any]) -> str:
 
 def _ddp(name: str) -> list[str]:
     record, rows = _record(name), []
+    head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
     for case in record["cases"]:
         for one, more in added(case):
             times = [f"{each / 1e3:.1f}" for each in (more.by_median, more.by_minimum)]
             row = [case["model"], one["backend"], one["buckets"], *times, times_text(more.ratio)]
+            if work := added_by_profile(case, one):
+                launches = work.launches + work.collectives
+                microseconds = work.launch_microseconds + work.collective_microseconds
+                row += [f"{launches:.0f}", f"{microseconds:.0f}"]
             rows.append(row)
-    head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
+    if len(rows[0]) > head.count("|") + 1:
+        head += " | added launches | added on the GPU, us"
     return [*markdown(head, rows, 3), *_source(name, record)]
 
 
@@ -184,32 +197,43 @@ _KERNELS = re.compile(
 )
 
 
-def _kernels() -> list[str]:
-    name = "kernels_cuda.jsonl"
+def _kernels(name: str = "kernels_cuda.jsonl") -> list[str]:
     record = _record(name)
     rows: list[list[str]] = []
-    fastest = 0.0
+    fastest, own = 0.0, False
     for case in record["cases"]:
         if not _KERNELS.fullmatch(case["name"]):
             continue
+        fastest = copy_bandwidth(case, "copy") or fastest
+        bar = copy_bandwidth(case, BAR) or fastest
+        own |= BAR in case["candidates"]
         for candidate, times in case["candidates"].items():
             graph, eager = (times[way]["median"] for way in ("graph", "eager"))
             bandwidth = case["bytes"] / graph / 1e3
-            if candidate == "copy":
-                bandwidth = fastest = case["bytes"] / min(graph, eager) / 1e3
+            if candidate in ("copy", BAR):
+                bandwidth = bar
             row = [case["name"], candidate, f"{graph:.1f}", f"{eager:.1f}", f"{bandwidth:.0f}"]
-            rows.append([*row, f"{bandwidth / fastest:.2f}"])
+            rows.append([*row, f"{bandwidth / bar:.2f}"])
     head = "work | by | in a graph, us | as calls, us | GB/s | of the copy's"
-    return [*markdown(head, rows, 2), *_source(name, record)]
+    bars = (
+        "The copy of flatten and unflatten is that of the same buckets, one launch each."
+        if own
+        else "The copy of each row is that of 1 GiB: this record has no copies of buckets."
+    )
+    return [*markdown(head, rows, 2), "", bars, *_source(name, record)]
 
 
 def _engine() -> list[str]:
-    name = "engine_cuda.jsonl"
-    record, rows = _record(name), []
+    record, rows = _record(name := "engine_cuda.jsonl"), []
+    columns = [
+        one for one in ENGINE_COLUMNS if any(one in each["time"] for each in record["cases"])
+    ]
     for case in record["cases"]:
-        ours, theirs = (case["time"][backend]["median"] for backend in ("fastcoll", "nccl"))
-        rows.append([case["case"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])
-    return [*markdown("call | fastcoll, us | nccl, us | ratio", rows, 1), *_source(name, record)]
+        times = {column: one["median"] for column, one in case["time"].items()}
+        us = [_or_dash(times.get(column), "{:.1f}") for column in columns]
+        rows.append([case["case"], *us, f"{times['fastcoll'] / times['nccl']:.2f}"])
+    titles = [f"{column}, us" for column in columns]
+    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *_source(name, record)]
 
 
 def _collectives(dtype: str) -> list[str]:

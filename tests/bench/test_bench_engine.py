@@ -1,12 +1,20 @@
 """The benchmark of the device engine's host time, as far as it goes without a GPU."""
 
+import ctypes
+import subprocess
+from pathlib import Path
+
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
 
+from fastcoll._measure import summarise
+from fastcoll.bench import engine
 from fastcoll.bench.device_timing import time_on_host
-from fastcoll.bench.engine import CASES, call_of, main
+from fastcoll.bench.engine import CASES, BareNccl, call_of, main
+from fastcoll.bench.options import engine_parser
+from fastcoll.bench.record import write_record
 
 
 def every_case():
@@ -28,6 +36,77 @@ def every_case():
 @pytest.mark.full
 def test_every_case(nccl_world):
     nccl_world(1).run(every_case)
+
+
+def every_bare_case():
+    """Each case is one call of NCCL, or a group of calls."""
+    device = torch.device("recording:0")
+    recording_device.clear()
+    stand_in = ctypes.CDLL(None)  # has its calls beside NCCL's functions
+    stand_in.fakeNcclCall.restype = ctypes.c_char_p
+    bare = BareNccl(device, 0)
+    made = {}
+    for case in CASES:
+        call = bare.call_of(case)
+        stand_in.fakeNcclClearCalls()
+        call()
+        calls = range(stand_in.fakeNcclCallCount())
+        names = [stand_in.fakeNcclCall(index).decode().split()[0] for index in calls]
+        made[case.partition(",")[0] if "100" not in case else "100"] = names
+    assert bare.call_of(engine._REPLAY) is None
+    bare.close()
+    return made
+
+
+def test_nccl_alone(nccl_world):
+    (made,) = nccl_world(1).run(every_bare_case)
+    assert made == {
+        "all_reduce": ["allReduce"],
+        "all_gather": ["allGather"],
+        "reduce_scatter": ["reduceScatter"],
+        "broadcast": ["broadcast"],
+        "100": ["groupStart", *["allReduce"] * 100, "groupEnd"],
+    }
+
+
+def test_torchs_recorder_is_off_in_another_process(monkeypatch):
+    started = {}
+
+    def run(command, env, **_):
+        started.update(command=command, env=env)
+        if "9" in command:
+            return subprocess.CompletedProcess(command, 1)
+        path = Path(command[command.index("--json") + 1])
+        write_record(path, {"cases": [{"case": "all_reduce", "time": {"nccl": {"median": 7.0}}}]})
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert engine._unrecorded(3) == {"all_reduce": {"median": 7.0}}
+    assert engine._unrecorded(9) == {}
+    engine._unrecorded(3)
+    assert started["env"]["TORCH_FR_BUFFER_SIZE"] == "0"
+    options = engine_parser().parse_args(started["command"][3:])
+    assert (options.rounds, options.only_nccl) == (3, True)
+
+
+def test_columns_beside_the_backends(monkeypatch, capsys):
+    def times(calls, *_):
+        return {name: summarise([call()]) for name, call in calls.items()}
+
+    monkeypatch.setattr(engine, "time_on_host", times)
+    makers = {
+        "fastcoll": lambda case: lambda: 4.0,
+        "nccl": lambda case: lambda: 8.0,
+        "NCCL alone": lambda case: None if case == engine._REPLAY else lambda: 1.0,
+    }
+    rows = engine._measure(makers, 1, {"all_reduce": {"median": 6.0}})
+    names = [*makers, "nccl, no recorder"]
+    assert [rows[0]["time"][name]["median"] for name in names] == [4.0, 8.0, 1.0, 6.0]
+    assert list(rows[-1]["time"]) == ["fastcoll", "nccl"]
+    head, first, *_, last = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[-1].strip() == "ratio" and "nccl, no recorder" in head
+    assert first.split()[1:] == ["4.00", "8.00", "1.00", "6.00", "0.50"]
+    assert last.split()[-5:] == ["4.00", "8.00", "-", "-", "0.50"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -4,10 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from bench_ranks import run_on
 from suite_rules import bound
 
 from fastcoll.bench import hosts, namespaces
 from fastcoll.bench.derived import least_bytes
+from fastcoll.bench.options import HOST_CALLS
 from fastcoll.bench.record import read_record
 
 
@@ -17,6 +19,27 @@ def test_least_bytes():
     assert least_bytes("all_gather", 1000, 4) == 750
     assert least_bytes("broadcast", 1000, 4) == 1000
     assert least_bytes("gather", 1000, 4) is None
+
+
+def test_every_call_is_verified(world, tmp_path):
+    """Before and after the timed calls, with both backends."""
+    path = tmp_path / "record.jsonl"
+    given = ("--rounds", "1", "--bytes", "4", "70000", "--json", path)
+    ended = run_on(world, 3, *given, module="fastcoll.bench.hosts")
+    assert (ended.status, ended.stdout.splitlines()[-1]) == (0, "# wrong elements: 0 OK")
+    cases = read_record(path)["cases"]
+    assert {case["call"] for case in cases} == set(HOST_CALLS)
+    assert {case[backend]["wrong"] for case in cases for backend in ("fastcoll", "gloo")} == {0}
+
+
+def test_wrong_results_are_counted(world, tmp_path):
+    path = tmp_path / "record.jsonl"
+    calls = ("all_reduce", "all_gather", "all_to_all", "send", "exchange")
+    given = ("--rounds", "1", "--bytes", "4", "--json", path, "--call", *calls)
+    ended = run_on(world, 2, *given, module="altered_hosts")
+    assert (ended.status, ended.stdout.splitlines()[-1]) == (1, "# wrong elements: 20 FAILED")
+    for case in read_record(path)["cases"]:
+        assert (case["fastcoll"]["wrong"], case["gloo"]["wrong"]) == (2, 2), case
 
 
 @pytest.mark.full

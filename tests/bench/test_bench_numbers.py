@@ -1,19 +1,21 @@
 """What the benchmark computes: sizes, bandwidths, statistics, floors, the oracle and the table."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastcoll._measure import Plan, summarise
+from fastcoll import _measure
+from fastcoll._measure import Call, Plan, summarise, take_turn
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
 from fastcoll.bench.derived import added
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
-from fastcoll.bench.options import DTYPES
+from fastcoll.bench.options import DTYPES, OPS
 from fastcoll.bench.record import read_record, write_record
 
 CPU = torch.device("cpu")
@@ -36,6 +38,59 @@ def test_timed_calls_move_no_zeros(name: str) -> None:
     case.reset()
     assert case.send.all()
     assert case.receive.all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_timed_data_stay_finite_and_no_zeros(ranks: int, op: str, dtype: str) -> None:
+    """Of calls in place, whose results are the next call's data."""
+    cases = [
+        case_of("all_reduce", 64, rank, ranks, dtype=getattr(torch, dtype), op=op)
+        for rank in range(ranks)
+    ]
+
+    def call() -> None:
+        deliver(cases)
+        result = cases[0].receive.double()
+        assert result.isfinite().all()
+        assert result.all()
+
+    def refresh() -> None:
+        for case in cases:
+            case.reset()
+
+    data: dict[str, Any] = {"refresh": refresh, "lifetime": cases[0].lifetime}
+    times = take_turn(call, CPU, lambda: None, 2, 60, **data)
+    assert len(times) == 60
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "warmup", "expected"),
+    [
+        (None, 2, "RMcc(ccccc)"),
+        (4, 2, "RMcc(cc)Rcc(cc)Rcc(c)"),
+        (4, 0, "RM(cccc)Rc(c)"),
+        (2, 2, "RMc(c)Rc(c)Rc(c)Rc(c)Rc(c)"),
+    ],
+)
+def test_data_are_refreshed_outside_of_the_timed_calls(
+    lifetime: int | None, warmup: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def timed(call: Call, calls: int) -> list[float]:
+        done.append("(")
+        for _ in range(calls):
+            call()
+        done.append(")")
+        return [1.0] * calls
+
+    monkeypatch.setattr(_measure, "_time_on_cpu", timed)
+    call, meet, refresh = (partial(done.append, letter) for letter in "cMR")
+    data: dict[str, Any] = {"refresh": refresh, "lifetime": lifetime}
+    assert take_turn(call, CPU, meet, warmup, 5, **data) == [1.0] * 5
+    assert "".join(done) == expected
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"barrier", "all_reduce"}))
@@ -109,9 +164,9 @@ def deliver(cases: list[Case]) -> None:
 def test_oracle_accepts_the_right_result_and_counts_wrong_elements(name: str, dtype: str) -> None:
     ops = ("sum", "prod", "max", "min", "avg") if COLLECTIVES[name].reduces else ("sum",)
     for op in ops:
-        if op == "avg" and not DTYPES[dtype].is_floating_point:
+        if op == "avg" and not getattr(torch, dtype).is_floating_point:
             continue
-        options = {"dtype": DTYPES[dtype], "op": op, "root": 1}
+        options = {"dtype": getattr(torch, dtype), "op": op, "root": 1}
         cases = [case_of(name, 40_000, rank, 3, **options) for rank in range(3)]
         for case in cases:
             oracle.fill(case, 5)
@@ -144,7 +199,7 @@ def statistics(median: float, minimum: float) -> dict:
 
 def test_rows_of_the_table_and_averages() -> None:
     case = {
-        "collective": "all_reduce", "size": 64000, "count": 16000, "dtype": "float", "op": "sum",
+        "collective": "all_reduce", "size": 65536, "count": 16384, "dtype": "float", "op": "sum",
         "other_processes_percent": 3.4,
         "floor": statistics(5.0, 4.0),
         "backends": {"fastcoll": statistics(10.0, 8.0), "gloo": statistics(4000.0, 80.0),
@@ -153,18 +208,20 @@ def test_rows_of_the_table_and_averages() -> None:
     }  # fmt: skip
     table = report.SweepTable(4, ["fastcoll", "gloo"], {})
     first, second, third, last = table.rows(case)
-    assert first.split() == ["64000", "float", "sum", "fastcoll", "10.00", "8.00",
-                             "6.40", "9.60", "0", "400x", "400x", "5.00"]  # fmt: skip
+    assert first.split() == ["65536", "float", "sum", "fastcoll", "10.00", "8.00",
+                             "6.55", "9.83", "0", "400x", "400x", "5.00"]  # fmt: skip
     assert second.split()[4] == "4000.0"
     assert second.split()[9:11] == ["1.00x", "0.00x"]
     assert "N/A" in third.split()
-    assert last == "# 64000 B: nccl cannot do this: no device"
+    assert last == "# 65536 B: nccl cannot do this: no device"
     lines = (*table.head("all_reduce")[1:], first, second, third)
     assert len({len(line) for line in lines}) == 1 and len(lines[0]) <= 120
     assert table.averages() == [
-        "# average bus bandwidth (GB/s): fastcoll 9.60, gloo 0.02, fake 0.01"
+        "# average bus bandwidth (GB/s): fastcoll 9.83, gloo 0.02, fake 0.01"
     ]
     assert report.SweepTable(4, [], {}).averages() == []
+    small = table.rows({**case, "size": 65535})
+    assert [line.split()[-1] for line in small[:3]] == ["-"] * 3  # the floor
 
 
 def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_library() -> None:
@@ -179,11 +236,64 @@ def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_lib
     assert ratios("b") == (1.0, 0.5)
     assert ratios("a", baseline="absent") == (None, 2.0)
     assert ratios("a", baseline=None) == (4.0, 2.0)
+    backends["gloo"] = statistics(30.0, 1.0)
+    assert ratios("a", baseline=None) == (3.0, 2.0)  # gloo, not the slowest
+    del backends["gloo"]
     own = {"a": "ours 1.0", "b": "ours 1.0", "c": "theirs"}
     assert ratios("a", libraries=own) == (2.0, 4.0)
     assert ratios("c", libraries=own) == (0.5, 0.25)
     case = {"backends": {"a": statistics(10.0, 9.0)}}
     assert ratios("a") == (None, None)
+
+
+def test_the_header_names_the_baseline() -> None:
+    def legend(among: list[str], baseline: str | None = None) -> str:
+        return report.SweepTable(2, among, {}, baseline).legend
+
+    assert "times faster than gloo, or where gloo does not run the slowest backend, at" in legend(
+        ["fastcoll", "gloo"]
+    )
+    assert "faster than the slowest backend (gloo is not in this run) at" in legend(["fastcoll"])
+    assert "times faster than mpi at the size" in legend(["fastcoll", "gloo", "mpi"], "mpi")
+
+
+def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -> None:
+    mpi = "Intel(R) MPI Library 2021.18.1 for Linux* OS"
+    times = {
+        4: {"fastcoll": 4.0, "gloo": 568.0, "mpi": 1.0, "ccl": 9.0},
+        1024: {"fastcoll": 5.0, "gloo": 20.0, "mpi": 4.0, "ccl": 9.0},
+        65536: {"fastcoll": 10.0, "gloo": 28.0, "mpi": 12.0, "ccl": 20.0},
+    }
+
+    def answers(cases: dict[int, dict[str, float]], name: str = "all_reduce") -> list[str]:
+        among = list(dict.fromkeys(backend for case in cases.values() for backend in case))
+        table = report.SweepTable(2, among, {"mpi": mpi, "ccl": "oneCCL 1"})
+        for size, case in cases.items():
+            backends = {backend: statistics(time, time) for backend, time in case.items()}
+            kind = {"collective": name, "size": size, "dtype": "float", "op": "sum"}
+            table.rows({**kind, "floor": None, "backends": backends, "unsupported": {}})
+        return table.answers()
+
+    assert answers(times) == [
+        "# all_reduce: fastcoll is faster than gloo at 3 of 3 sizes, 2.80x to 142x; "
+        "behind Intel MPI below 64 KiB; faster than ccl at 3 of 3 sizes, 1.80x to 2.25x"
+    ]
+    slow = {4: {"fastcoll": 2.0, "gloo": 4.0}, 64: {"fastcoll": 4.0, "gloo": 2.0}}
+    assert answers(slow) == [
+        "# all_reduce: fastcoll is faster than gloo at 1 of 2 sizes, 0.50x to 2.00x; "
+        "behind gloo from 64 B"
+    ]
+    barrier = {0: {"fastcoll": 2.0, "gloo": 4.0, "mpi": 1.0, "fastcoll-plan": 1.0}}
+    assert answers(barrier, "barrier") == [
+        "# barrier: fastcoll is faster than gloo, 2.00x; behind Intel MPI",
+        "# barrier: fastcoll-plan is faster than gloo, 4.00x",
+    ]
+    alone = {4: {"fastcoll": 2.0, "nccl": 1.0}, 64: {"fastcoll": 2.0, "nccl": 3.0}}
+    assert answers(alone) == [
+        "# all_reduce: fastcoll is faster than nccl at 1 of 2 sizes, 0.50x to 1.50x; "
+        "behind nccl below 64 B"
+    ]
+    assert answers({4: {"gloo": 1.0}}) == answers({4: {"fastcoll": 1.0}}) == []
 
 
 def test_verdict() -> None:

@@ -70,6 +70,8 @@ def test_defaults() -> None:
     assert options.names == ("all_reduce",)
     assert options.backends == ("fastcoll", "gloo")
     assert parse(["--device", "cuda"]).backends == ("fastcoll", "nccl")
+    assert parse([]).minbytes == 4
+    assert parse(["--cold"]).minbytes == 64 << 10
     assert len(parse(["all"]).names) == 10
     steps = parse(["ddp"], MODELS)
     assert steps.word == "ddp"
@@ -91,6 +93,9 @@ def test_defaults() -> None:
         "ddp -d int8",
         "ddp -b 4",
         "objects all_gather",
+        "--cold -b 32K",
+        "--cold --device cuda",
+        "ddp --cold",
     ],
 )
 def test_wrong_flags_end_with_status_2(flags: str, capsys: pytest.CaptureFixture[str]) -> None:

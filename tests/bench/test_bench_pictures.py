@@ -64,3 +64,10 @@ def test_the_best_other_library_is_none_of_those_on_torch() -> None:
     }
     backends = {name: {"time": {"median": time}} for name, time in times.items()}
     assert pictures.best_other({"backends": backends}) == 2.0
+
+
+def test_the_floor_is_drawn_from_64_kib() -> None:
+    (record,) = pictures.PICTURES["all_reduce"].read()
+    floor, *_ = pictures._draw_all_reduce([record], pictures.THEMES["light"]).axes[0].lines[::-1]
+    drawn = [size for size, time in zip(*floor.get_data(), strict=True) if time == time]
+    assert min(drawn) == 64 << 10

@@ -7,9 +7,9 @@ from altered_rank import SMALL
 from bench_ranks import FEW, run_on
 from torch.autograd import DeviceType
 
-from fastcoll.bench.ddp import added_by_profile
+from fastcoll.bench.derived import StepProfile, added_by_profile
 from fastcoll.bench.record import read_record
-from fastcoll.bench.step_profile import StepProfile, profiled
+from fastcoll.bench.step_profile import profiled
 
 
 def profile_of(world, tmp_path, *arguments):

@@ -16,6 +16,7 @@ from world import Worlds
 from fastcoll._launch import launch
 from fastcoll._measure import Call
 from fastcoll.bench import sweep
+from fastcoll.bench.collectives import build_case
 from fastcoll.bench.record import read_record
 
 
@@ -48,6 +49,7 @@ def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
     ended = run_on(world, 2, "all", *SHORT, "--backend", backends, "--json", path)
     assert ended.status == 0, ended
     assert "# wrong elements: 0 OK" in ended.stdout
+    assert ended.stdout.splitlines()[-1].startswith("# scatter: fastcoll-shared is ")
     record = read_record(path)
     assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
     assert set(record["left_out"]) == {"absent", "mpi"}
@@ -77,20 +79,55 @@ def test_a_read_of_the_result_is_timed_with_the_call(
     assert ended.status == 0, ended
     assert [case["floor"] for case in read_record(path)["cases"]] == [None, None]
 
-    def timed(call: Call, device: torch.device, calls: int) -> float:
+    def timed(call: Call, device: torch.device, calls: int, **_: object) -> float:
         call()
         return 1.0
 
     monkeypatch.setattr(sweep, "take_turn", timed)
     done: list[str] = []
     result = Mock(sum=lambda: done.append("read"))
-    case = Mock(send=None, receive=result)
+    case = Mock(send=None, receive=result, lifetime=None)
     peer = Mock(place=lambda case: case, bind=lambda case: lambda: done.append("call"))
     run = Mock(options=Mock(check=0, seed=1, read=True), device=torch.device("cpu"))
-    candidate = sweep._bound(run, case, peer)
+    candidate = sweep._bound(run, [case], peer)
     assert done == ["call"]
     candidate.turn(1)
     assert done == ["call", "call", "read"]
+
+
+def test_cold_calls_take_all_buffers_in_turn(world: Worlds, tmp_path: Path) -> None:
+    path = tmp_path / "result.jsonl"
+    given = ("all_reduce", "all_gather", "--cold", "-e", "64K", "--backend", "corrupting,gloo,fake")
+    ended = run_on(world, 2, *given, *FEW, "--json", path, module="altered_rank")
+    record = read_record(path)
+    cache = record["machine"]["last_level_cache_bytes"]
+    assert record["cold_bytes"] == 2 * cache > 0
+    assert f"# cold: calls take buffers of {2 * cache >> 20} MiB in turn" in ended.stdout
+    in_place, apart = record["cases"]
+    assert in_place["buffers"] == 2 * cache // 65536
+    assert apart["buffers"] == -(-2 * cache // (65536 + 32768))
+    for case in record["cases"]:
+        assert case["floor"]
+        # A buffer is verified before and after the timed calls.
+        assert case["backends"]["corrupting"]["wrong"] == 2 * case["buffers"]
+        assert case["backends"]["gloo"]["wrong"] == 0
+
+
+def test_calls_in_rotation() -> None:
+    made: list[int] = []
+    data = Mock(reset=lambda: made.append(-1))
+    calls = [lambda number=number: made.append(number) for number in range(3)]
+    call, refresh = sweep._in_rotation(calls, [data, data])
+    for _ in range(5):
+        call()
+    refresh()
+    call()
+    assert made == [0, 1, 2, 0, 1, -1, -1, 0]
+    case = build_case("all_reduce", 64, torch.float32, "sum", 0, 2, 0, torch.device("cpu"))
+    assert sweep._alike(case, 0) == [case]
+    cases = sweep._alike(case, 200)
+    assert len({one.send.data_ptr() for one in cases}) == 4
+    assert all(one.receive is one.send for one in cases)
 
 
 def test_every_reduction_is_verified(world: Worlds) -> None:
@@ -116,7 +153,7 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
     arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", path]
     ended = run_on(world, 2, *arguments, module="altered_rank")
     assert ended.status == 1
-    assert "# wrong elements: 4 FAILED" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "# wrong elements: 4 FAILED"
     assert "# 65536 B: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
     for case in read_record(path)["cases"]:
         assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
