@@ -23,9 +23,9 @@ def ddp(**options):
     return DistributedDataParallel(on_device(), bucket_cap_mb=0.1, **options), None
 
 
-def fused_hook(wire):
+def fused_hook(wire, overlap=None):
     """fastcoll's hook: its copies before and behind the collectives are ordered too."""
-    state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True)
+    state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True, overlap=overlap)
     model, _ = ddp()
     model.register_comm_hook(state, fused_allreduce_hook)
     return model, state.grad_norm
@@ -55,6 +55,7 @@ WIRES = [(None, 1e-5), (torch.bfloat16, 1e-3), (torch.float8_e4m3fn, 1e-2)]
         (ddp, {}, 1e-6),
         (ddp, {"gradient_as_bucket_view": True}, 1e-6),
         *((fused_hook, {"wire": wire}, tolerance) for wire, tolerance in WIRES),
+        *((fused_hook, {"wire": w, "overlap": False}, tolerance) for w, tolerance in WIRES[:2]),
         *((synchronizer, {"wire": wire}, tolerance) for wire, tolerance in WIRES),
         (fsdp, {}, 1e-5),
         *((fsdp, {"wire": wire}, tolerance) for wire, tolerance in WIRES[:2]),
