@@ -20,7 +20,7 @@ from fastcoll.buckets import address_table, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
 from fastcoll.cuda.algorithms.launches import Piece, PlanContext
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.selector import fuses, select
+from fastcoll.cuda.selector import buckets, fuses, select
 from fastcoll.cuda.symmetric import Region
 
 __all__ = ["AllReduces", "CallOptions", "Task"]
@@ -40,7 +40,8 @@ class CallOptions(NamedTuple):
         wire_dtype: Wire dtype for messages of a wider floating-point dtype; None for their own dtype.
         scale: Factor of the result, applied before rounding.
         algorithm: Name of the algorithm; "" leaves the choice to FASTCOLL_ALGO.
-        fuse: Whether to reduce tensors that are passed together as one bucket; None: if they are many and small.
+        fuse: Whether to reduce tensors that are passed together as one bucket; None: if they are many and small, or
+            have a narrower wire.
     """
 
     wire_dtype: torch.dtype | None = None
@@ -199,34 +200,35 @@ class AllReduces:
         return chosen, left
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
-        """Returns the tasks as calls: one for each task, or one list for all-reduces of one dtype and operation."""
+        """Returns the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
         by_type: dict[tuple[str, torch.dtype, str], list[int]] = {}
         for index, (collective, dtype, op, *_) in enumerate(tasks):
             by_type.setdefault((collective, dtype, op), []).append(index)
         calls: list[tuple[Call, list[int]]] = []
         for (collective, dtype, op), indices in by_type.items():
-            sizes = tuple(tasks[index][5] for index in indices)
-            together = _call(collective, dtype, op, sizes, options)
-            fused = options.fuse and collective == "all_reduce"
-            if options.fuse is None and collective == "all_reduce":
-                forced = options.algorithm or self._forced
-                fused = fuses(sizes, together, self.region.topology, self.region.thresholds, forced)
-            if fused and len(sizes) > 1 and self._serves(together, options):
-                calls.append((together, indices))
-            else:
-                calls += [
-                    (_call(collective, dtype, op, (size,), options), [index])
-                    for size, index in zip(sizes, indices, strict=True)
-                ]
+            whole = _call(collective, dtype, op, tuple(tasks[i][5] for i in indices), options)
+            parts = [slice(None)] if options.fuse else buckets(whole, self.region.topology)
+            for part in parts:
+                together = replace(whole, sizes=whole.sizes[part])
+                if self._fuses(together, options):
+                    calls.append((together, indices[part]))
+                    continue
+                alone = [replace(whole, sizes=(size,)) for size in together.sizes]
+                calls += [(call, [i]) for call, i in zip(alone, indices[part], strict=True)]
         return calls
 
-    def _serves(self, call: Call, options: CallOptions) -> bool:
-        """Whether a list can be reduced as one bucket; if not, each tensor is reduced by itself."""
+    def _fuses(self, call: Call, options: CallOptions) -> bool:
+        """Whether a list is reduced as one bucket; if not, each tensor is reduced by itself."""
+        if not call.is_list or call.collective != "all_reduce" or options.fuse is False:
+            return False
         try:
-            self._choose(call, options)
+            algorithm = self._choose(call, options).name
         except ValueError:
             return False
-        return True
+        region, forced = self.region, options.algorithm or self._forced
+        return bool(options.fuse) or fuses(
+            call, algorithm, region.topology, region.thresholds, forced
+        )
 
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
         forced = options.algorithm or self._forced
