@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -91,6 +92,8 @@ class AllReduces:
         self._forced = forced
         self._aborted = aborted
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
+        # By stream and capture; held by the plans, which go with their graph.
+        self._captured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
         self.plans = C.Plans(self._kernel_bytes(), region.thresholds.limits)
 
     def _kernel_bytes(self) -> int:
@@ -105,7 +108,7 @@ class AllReduces:
         return sys.maxsize
 
     def plan(
-        self, tasks: Sequence[Task], given: tuple[Any, ...], stream: int, recording: bool
+        self, tasks: Sequence[Task], given: tuple[Any, ...], stream: int, capture: int
     ) -> C.Plan | None:
         """Returns the plan for collectives on the current stream.
 
@@ -113,7 +116,7 @@ class AllReduces:
             tasks: Issued together, in no guaranteed order.
             given: The fields of ``CallOptions``, which apply to all tasks; () for none.
             stream: Handle of the current stream.
-            recording: Whether the stream is being captured into a graph.
+            capture: Id of the stream's capture into a graph; 0: none.
 
         Returns:
             The plan; None: NCCL serves all such tasks, whatever their tensors' addresses.
@@ -127,7 +130,7 @@ class AllReduces:
         if not chosen:
             return None
         parts, of_count = self._prepared(
-            chosen, tasks, functools.partial(self._workspace, stream=stream, recording=recording)
+            chosen, tasks, functools.partial(self._workspace, stream=stream, capture=capture)
         )
         uses_peers = any(algorithm.uses_peers for algorithm, _, _ in chosen)
         return C.Plan(parts, left, uses_peers, of_count and len(tasks) == 1)
@@ -258,24 +261,26 @@ class AllReduces:
     def _new_memory(self, size: int) -> Tensor:
         return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
 
-    def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
+    def _workspace(self, size: int, stream: int, capture: int) -> Tensor:
         """Returns memory that the calls on a stream use in turn; each user holds it, so it may be replaced.
 
-        A replacement drops the plans that hold a smaller workspace; otherwise each would keep its own alive.
+        Each graph has its own, because it may be replayed on another stream. A replacement drops the plans that hold a
+        smaller workspace, unless a graph has captured them; otherwise each would keep its own alive.
         """
-        known = self._workspaces.get(stream)
-        if known is not None and known.numel() >= size:
-            self._workspaces.move_to_end(stream)
-            return known
-        made = self._new_memory(size)
-        if not recording:  # else it belongs to the graph
-            if known is not None:
+        key = (stream, capture)
+        known = self._captured.get(key) if capture else self._workspaces.get(stream)
+        if known is None or known.numel() < size:
+            if known is not None and not capture:
                 self.plans.forget()
-            self._workspaces[stream] = made
-            self._workspaces.move_to_end(stream)
-            if len(self._workspaces) > _MOST_WORKSPACES:
-                self._workspaces.popitem(last=False)
-        return made
+            known = self._new_memory(size)
+        if capture:
+            self._captured[key] = known
+            return known
+        self._workspaces[stream] = known
+        self._workspaces.move_to_end(stream)
+        if len(self._workspaces) > _MOST_WORKSPACES:
+            self._workspaces.popitem(last=False)
+        return known
 
 
 def _call(

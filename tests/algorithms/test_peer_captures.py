@@ -30,6 +30,9 @@ class Capture:
         self._stream = None
         buckets._is_captured = lambda device: self._captures()
 
+    def destroy(self, graph):
+        self._driver.destroy_graph(graph)
+
     def _captures(self):
         current = torch.accelerator.current_stream(torch.device(DEVICE))
         return self._stream is not None and current == self._stream
@@ -113,6 +116,32 @@ def test_captures_with_a_factor_and_a_new_timeout():
     assert reduces.plans.built == built + 2
     assert len(reduces.plans.pinned) == 1, "a plan of the graph was forgotten with its timeout"
     assert all(tensor.cpu().eq(2.0**-4).all() for tensor in scaled)
+
+
+def test_two_graphs_share_no_workspace_and_free_what_they_used():
+    """Each graph may be replayed on another stream."""
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    group = dist.new_group()
+    tensors = ones()
+    fastcoll.all_reduce_coalesced(tensors, group=group)
+    plans = peer_memory.reduces_of(group).plans
+    capture = Capture()
+    buckets = []
+    for _ in range(2):
+        with capture():
+            for _ in range(2):
+                fastcoll.all_reduce_coalesced(tensors, group=group)
+            reduced = [e for e in recording_device.log("launch") if e.what == "allReduce"]
+        buckets.append({touch.address for entry in reduced for touch in entry.touches})
+    assert [len(of) for of in buckets] == [1, 1]  # a graph's calls take turns
+    assert buckets[0].isdisjoint(buckets[1])
+    fastcoll.all_reduce_coalesced(tensors, group=group)
+    assert len(plans.pinned) == 2
+    for left in (1, 0):
+        capture.destroy(left + 1)
+        fastcoll.all_reduce_coalesced(tensors, group=group)
+        assert len(plans.pinned) == left
+    assert all(tensor.cpu().eq(2.0**8).all() for tensor in tensors)
 
 
 def test_a_launch_follows_the_last_of_its_kind():
