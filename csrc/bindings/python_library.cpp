@@ -139,8 +139,10 @@ class PythonLibrary : public DeviceLibrary {
     const auto plans = plannerOf(stream).plans;
     for (const Ready& one : ready) {
       if (captured) plans->pin(one.placed, capture);
-      if (one.placed->plan->usesPeers) plans->follow(stream, captured);
+      const bool usesPeers = one.placed->plan->usesPeers;
+      if (usesPeers) plans->follow(stream, capture);
       one.placed->plan->run(one.placed->places, *calls, stream.native_handle());
+      if (usesPeers) plans->launched(stream, capture);
     }
   }
 

@@ -201,15 +201,19 @@ void Plans::release() {
   placed = placed_.takeIf([&](const auto& one) { return isOver(one->plan); });
 }
 
-void Plans::follow(const c10::Stream& stream, bool captured) {
-  const std::optional<c10::Stream> last = std::exchange(last_[captured], stream);
-  if (!last || *last == stream) return;
-  // Captured work does not wait for work outside the graph: the user decides when a graph runs.
-  // A stream that is captured by now belongs to the graph.
-  if (isCaptured(*last) != captured) return;
-  c10::Event end(stream.device_type());
-  end.record(*last);
-  end.block(stream);
+void Plans::follow(const c10::Stream& stream, const Capture& capture) {
+  const auto& last = last_[capture.id != 0];
+  if (last && last->capture == capture.id && last->stream != stream) last->end.block(stream);
+}
+
+void Plans::launched(const c10::Stream& stream, const Capture& capture) {
+  auto& last = last_[capture.id != 0];
+  // An event of another capture belongs to its graph.
+  if (!last || last->capture != capture.id) {
+    last.emplace(Last{stream, capture.id, c10::Event(stream.device_type())});
+  }
+  last->stream = stream;
+  last->end.record(stream);
 }
 
 void Plans::forget() {

@@ -152,8 +152,11 @@ class Plans {
   /// Drops the plans of graphs that were destroyed.
   void release();
   /// Makes `stream` wait for the last launch with peers, if that is on another stream: the kernels
-  /// of a group rely on running one after the other.
-  void follow(const c10::Stream& stream, bool captured);
+  /// of a group rely on running one after the other. Captured work does not wait for work outside
+  /// its graph: the user decides when a graph runs.
+  void follow(const c10::Stream& stream, const Capture& capture);
+  /// Notes a launch with peers, right behind it.
+  void launched(const c10::Stream& stream, const Capture& capture);
 
   /// Drops the plans and tables that no graph has captured.
   void forget();
@@ -177,9 +180,13 @@ class Plans {
   };
   std::vector<Pinned> pinned_;
   std::size_t built_ = 0;
-  // Streams of the last launches with peers. Captured and immediate launches do not order each
-  // other, so each have their own.
-  std::optional<c10::Stream> last_[2];
+  // The last launches with peers. Captured and immediate ones do not order each other.
+  struct Last {
+    c10::Stream stream;
+    std::uint64_t capture;
+    c10::Event end;
+  };
+  std::optional<Last> last_[2];
 };
 
 }  // namespace fastcoll

@@ -145,12 +145,16 @@ def test_two_graphs_share_no_workspace_and_free_what_they_used():
 
 
 def test_a_launch_follows_the_last_of_its_kind():
-    """The second of two launches follows the first, though a graph has captured one in between."""
+    """The second of two launches follows the first, though a graph has captured one in between.
+
+    It waits for nothing that the first one's stream got later.
+    """
     x, y, z = (torch.ones(500, device=DEVICE) for _ in range(3))
     dist.all_reduce(x)
     loaded = driver()
     recording_device.clear()
     work = dist.all_reduce(y, async_op=True)
+    later = dist.all_reduce(torch.ones(3, dtype=torch.int64, device=DEVICE), async_op=True)
     loaded.capture(torch.accelerator.current_stream().native_handle)
     dist.all_reduce(z)
     loaded.capture(None)
@@ -164,6 +168,10 @@ def test_a_launch_follows_the_last_of_its_kind():
     assert first != current
     between = marks[captured_at + 1 : last]
     waits = [e.event for e in between if e.kind == "block" and e.stream == current]
-    made = [e.event for e in between if e.kind == "record" and e.stream == first]
-    assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
+    nccl = min(at for at, e in enumerate(marks) if e.what == "allReduce" and e.stream == first)
+    made = [e.event for e in marks[kernels[0] : nccl] if e.kind == "record" and e.stream == first]
+    found = [(e.kind, e.stream, e.event, e.what) for e in marks]
+    assert set(waits) & set(made), found
+    assert not [e for e in marks[nccl:last] if e.kind == "record" and e.event in waits], found
     work.wait()
+    later.wait()

@@ -83,7 +83,9 @@ class Weights(torch.nn.Module):
 
     def __init__(self, layout):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(6, 5, 3, 2, device=DEVICE).to(memory_format=layout))
+        self.weight = torch.nn.Parameter(
+            torch.ones(6, 5, 3, 2, device=DEVICE).to(memory_format=layout)
+        )
 
     def forward(self, inputs):
         return (self.weight * inputs).sum()
