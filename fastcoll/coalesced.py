@@ -3,7 +3,7 @@
 On CPU the list is one message, gathered from the tensors segment by segment. On devices many small tensors form one
 bucket. If ranks map each other's memory, one kernel flattens the tensors and the next one reduces into them. Else the
 bucket is flattened, reduced by NCCL and unflattened. The plan of a list is kept for the next call with this list. A
-few large tensors are reduced one by one.
+few large tensors are reduced one by one, unless they have a narrower wire, which copies them in any case.
 """
 
 from __future__ import annotations

@@ -73,8 +73,9 @@ class InterpretedKernel : public Kernel {
 ///     plans                               its Plans
 ///     compile(tasks, options)             compiles kernels for a kind of collectives; returns
 ///                                         whether kernels serve any of them
-///     plan(tasks, options, stream, captured)
-///                                         a Plan, or None: NCCL serves all such tasks
+///     plan(tasks, options, stream, capture)
+///                                         a Plan, or None: NCCL serves all such tasks; `capture`:
+///                                         the id of the stream's capture, or 0
 ///     tables(tasks)                       addresses of two tables with the tasks' addresses, and
 ///                                         what holds them
 ///   set_timeout(timedelta)                from the next call on
@@ -121,7 +122,8 @@ class PythonLibrary : public DeviceLibrary {
              bool captured) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
     if (communicators_->aborted()) throwAborted();
-    const auto ready = pair < 0 ? forKernels(requests, stream, captured) : std::vector<Ready>();
+    const Capture capture = captured ? captureOf(stream) : Capture{};
+    const auto ready = pair < 0 ? forKernels(requests, stream, capture.id) : std::vector<Ready>();
     if (ready.empty()) return byNccl(requests, stream, pair);
     std::vector<bool> served(requests.size());
     for (const Ready& one : ready) {
@@ -136,9 +138,11 @@ class PythonLibrary : public DeviceLibrary {
     if (calls == nullptr) throwAborted();
     const auto plans = plannerOf(stream).plans;
     for (const Ready& one : ready) {
-      if (captured) plans->pin(one.placed);
-      if (one.placed->plan->usesPeers) plans->follow(stream, captured);
+      if (captured) plans->pin(one.placed, capture);
+      const bool usesPeers = one.placed->plan->usesPeers;
+      if (usesPeers) plans->follow(stream, capture);
       one.placed->plan->run(one.placed->places, *calls, stream.native_handle());
+      if (usesPeers) plans->launched(stream, capture);
     }
   }
 
@@ -208,17 +212,18 @@ class PythonLibrary : public DeviceLibrary {
 
   /// Plans those requests that kernels serve; launches nothing.
   std::vector<Ready> forKernels(const std::vector<DeviceRequest>& requests,
-                                const c10::Stream& stream, bool captured) {
+                                const c10::Stream& stream, std::uint64_t capture) {
     std::vector<Ready> ready;
     const auto own = plannerOf(stream);
     const auto& plans = own.plans;
     if (plans == nullptr) return ready;
     // While a graph captures, nothing is freed.
-    if (!captured && plans->outdated.exchange(false)) plans->forget();
+    if (capture == 0) plans->release();
+    if (capture == 0 && plans->outdated.exchange(false)) plans->forget();
     for (const Indices& those : plans->forKernels(requests)) {
       const std::string kind = plans->kindOf(requests, those);
       if (plans->served(kind) == false) continue;
-      auto placed = place(own, kind, requests, those, stream, captured);
+      auto placed = place(own, kind, requests, those, stream, capture);
       if (placed == nullptr) continue;
       const auto& left = placed->plan->left;
       Indices served;
@@ -235,12 +240,12 @@ class PythonLibrary : public DeviceLibrary {
   std::shared_ptr<const PlacedPlan> place(const Planner& own, const std::string& kind,
                                           const std::vector<DeviceRequest>& requests,
                                           const Indices& those, const c10::Stream& stream,
-                                          bool captured) {
+                                          std::uint64_t capture) {
     Plans& plans = *own.plans;
     const std::int64_t count = requests[those[0]].in.count;
     std::string key = kind, exact;
     append(key, handleOf(stream));
-    key += static_cast<char>(captured);  // a graph and calls outside it share no workspace
+    append(key, capture);  // a graph shares no workspace with other graphs and calls outside it
     for (const std::size_t i : those) {
       const std::uintptr_t source = requests[i].in.address, out = requests[i].out.address;
       key += static_cast<char>((source | out) % Plans::kAlignment);
@@ -255,7 +260,7 @@ class PythonLibrary : public DeviceLibrary {
       if (const auto known = plans.findPlaced(exact)) return known;
       plan = inPython([&] {
         return own("plan", tasksOf(requests, those), optionsOf(requests[those[0]]),
-                   handleOf(stream), captured)
+                   handleOf(stream), capture)
             .cast<std::shared_ptr<Plan>>();
       });
       if (plan == nullptr) {

@@ -3,8 +3,8 @@
 //
 // A synchronous call runs on the caller's own stream, so no other stream waits. An asynchronous
 // call runs on the group's communication stream (high priority, one a device). That stream first
-// waits for the caller's, and Work::wait() makes the caller's stream wait for the call. No call
-// waits on the host.
+// waits for the caller's, and Work::wait() makes the caller's stream wait for the call. A group of
+// one rank uses the caller's stream for both. No call waits on the host.
 //
 // Only torch's device-generic classes are used, so one build serves every torch. The tests run this
 // code without a GPU, on a device that checks the order of all accesses.

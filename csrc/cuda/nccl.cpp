@@ -142,7 +142,8 @@ struct NcclCalls::Prepared {
   int root;
   nccl::WireType type;
   int op = nccl::kSum;
-  bool inTwo = false;  // see kEndsAreWhole
+  bool scales = false;  // by a factor
+  bool inTwo = false;   // see kEndsAreWhole
   const void* in = nullptr;
   void* out = nullptr;
   std::size_t count = 0;  // of elements of `type`, for one rank where each has its own
@@ -192,8 +193,12 @@ void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t
   Operations operations(*this);
   std::vector<Prepared> all;
   all.reserve(requests.size());
-  for (const DeviceRequest& request : requests) all.push_back(prepare(request, operations));
+  for (const DeviceRequest& request : requests) {
+    const Prepared one = prepare(request, operations);
+    if (!changesNothing(one)) all.push_back(one);
+  }
   void* const on = reinterpret_cast<void*>(stream);
+  if (all.empty()) return;
   if (all.size() == 1) return finish(call(all[0], on));
   throwIfEnded();
   const int begun = functions_->groupStart();
@@ -245,17 +250,21 @@ NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations&
     }
     made.type = *type;
     made.op = nccl::numberOf(request.dtype, request.op);
-    made.inTwo =
-        ranks_ == 1 && functions_->version < kEndsAreWhole &&
-        // An average of one rank in place changes nothing, so it is complete.
-        (made.op == nccl::kMadeForFactor || (made.op == nccl::kAvg && made.in != made.out));
-    if (made.op == nccl::kMadeForFactor) made.op = operations.make(request, type->code);
+    made.scales = made.op == nccl::kMadeForFactor;
+    made.inTwo = ranks_ == 1 && functions_->version < kEndsAreWhole &&
+                 (made.scales || made.op == nccl::kAvg);
+    if (made.scales) made.op = operations.make(request, type->code);
   } else {
     made.type = nccl::moved(request.dtype);
   }
   made.count = count * made.type.parts;
   made.itemSize = elementSize(request.dtype) / made.type.parts;
   return made;
+}
+
+/// Whether the result is there already: NCCL would launch a kernel even for an average of one rank.
+bool NcclCalls::changesNothing(const Prepared& one) const {
+  return ranks_ == 1 && one.in == one.out && !one.scales;
 }
 
 int NcclCalls::call(const Prepared& one, void* stream) const {

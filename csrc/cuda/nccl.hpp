@@ -91,6 +91,7 @@ class NcclCalls {
   class Operations;
 
   Prepared prepare(const DeviceRequest& request, Operations& operations) const;
+  bool changesNothing(const Prepared& one) const;
   int call(const Prepared& prepared, void* stream) const;
   void finish(int status) const;
   void throwIfEnded() const;

@@ -1,11 +1,8 @@
 #include "cuda/plans.hpp"
 
-#include <c10/core/Event.h>
-
 #include <algorithm>
+#include <iterator>
 #include <limits>
-
-#include "cuda/capture.hpp"
 
 namespace fastcoll {
 namespace {
@@ -176,23 +173,47 @@ void Plans::addPlaced(const std::string& exact, std::shared_ptr<const PlacedPlan
   dropped = placed_.add(exact, std::move(placed));
 }
 
-void Plans::pin(const std::shared_ptr<const PlacedPlan>& captured) {
+void Plans::pin(const std::shared_ptr<const PlacedPlan>& captured, const Capture& capture) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto same = [&](const std::shared_ptr<const PlacedPlan>& known) {
-    return known->plan == captured->plan && known->tables == captured->tables;
+  const auto same = [&](const Pinned& known) {
+    return known.placed->plan == captured->plan && known.placed->tables == captured->tables;
   };
-  if (std::none_of(pinned_.begin(), pinned_.end(), same)) pinned_.push_back(captured);
+  if (std::any_of(pinned_.begin(), pinned_.end(), same)) return;
+  pinned_.push_back({captured, std::make_shared<std::atomic<bool>>(false)});
+  whenDestroyed(capture, pinned_.back().over);
 }
 
-void Plans::follow(const c10::Stream& stream, bool captured) {
-  const std::optional<c10::Stream> last = std::exchange(last_[captured], stream);
-  if (!last || *last == stream) return;
-  // Captured work does not wait for work outside the graph: the user decides when a graph runs.
-  // A stream that is captured by now belongs to the graph.
-  if (isCaptured(*last) != captured) return;
-  c10::Event end(stream.device_type());
-  end.record(*last);
-  end.block(stream);
+void Plans::release() {
+  std::vector<Pinned> over;
+  decltype(plans_.takeAll()) plans;
+  decltype(placed_.takeAll()) placed;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto kept = std::stable_partition(pinned_.begin(), pinned_.end(),
+                                          [](const Pinned& one) { return !one.over->load(); });
+  if (kept == pinned_.end()) return;
+  std::move(kept, pinned_.end(), std::back_inserter(over));
+  pinned_.erase(kept, pinned_.end());
+  const auto isOver = [&](const std::shared_ptr<const Plan>& plan) {
+    return std::any_of(over.begin(), over.end(),
+                       [&](const Pinned& one) { return one.placed->plan == plan; });
+  };
+  plans = plans_.takeIf(isOver);
+  placed = placed_.takeIf([&](const auto& one) { return isOver(one->plan); });
+}
+
+void Plans::follow(const c10::Stream& stream, const Capture& capture) {
+  const auto& last = last_[capture.id != 0];
+  if (last && last->capture == capture.id && last->stream != stream) last->end.block(stream);
+}
+
+void Plans::launched(const c10::Stream& stream, const Capture& capture) {
+  auto& last = last_[capture.id != 0];
+  // An event of another capture belongs to its graph.
+  if (!last || last->capture != capture.id) {
+    last.emplace(Last{stream, capture.id, c10::Event(stream.device_type())});
+  }
+  last->stream = stream;
+  last->end.record(stream);
 }
 
 void Plans::forget() {
@@ -232,7 +253,7 @@ std::size_t Plans::placed() const {
 std::vector<std::shared_ptr<const Plan>> Plans::pinned() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::shared_ptr<const Plan>> all;
-  for (const auto& placed : pinned_) all.push_back(placed->plan);
+  for (const Pinned& one : pinned_) all.push_back(one.placed->plan);
   return all;
 }
 

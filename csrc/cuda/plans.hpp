@@ -8,6 +8,8 @@
 // stay.
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <atomic>
 #include <list>
 #include <memory>
@@ -18,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "cuda/capture.hpp"
 #include "cuda/device_request.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/nccl.hpp"
@@ -90,6 +93,17 @@ class Recent {
     where_[key] = values_.insert(values_.end(), {key, std::move(value)});
     return dropped;
   }
+  template <typename Condition>
+  std::list<std::pair<std::string, Value>> takeIf(const Condition& condition) {
+    std::list<std::pair<std::string, Value>> taken;
+    for (auto it = values_.begin(); it != values_.end();) {
+      const auto at = it++;
+      if (!condition(at->second)) continue;
+      where_.erase(at->first);
+      taken.splice(taken.end(), values_, at);
+    }
+    return taken;
+  }
   std::list<std::pair<std::string, Value>> takeAll() {
     where_.clear();
     return std::exchange(values_, {});
@@ -134,10 +148,15 @@ class Plans {
   void add(const std::string& key, std::int64_t count, std::shared_ptr<const Plan> plan);
   void addPlaced(const std::string& exact, std::shared_ptr<const PlacedPlan> placed);
   /// Keeps what a user's graph has captured: the memory that its launches read must live as long.
-  void pin(const std::shared_ptr<const PlacedPlan>& captured);
+  void pin(const std::shared_ptr<const PlacedPlan>& captured, const Capture& capture);
+  /// Drops the plans of graphs that were destroyed.
+  void release();
   /// Makes `stream` wait for the last launch with peers, if that is on another stream: the kernels
-  /// of a group rely on running one after the other.
-  void follow(const c10::Stream& stream, bool captured);
+  /// of a group rely on running one after the other. Captured work does not wait for work outside
+  /// its graph: the user decides when a graph runs.
+  void follow(const c10::Stream& stream, const Capture& capture);
+  /// Notes a launch with peers, right behind it.
+  void launched(const c10::Stream& stream, const Capture& capture);
 
   /// Drops the plans and tables that no graph has captured.
   void forget();
@@ -155,11 +174,19 @@ class Plans {
   std::unordered_map<std::string, bool> served_;
   Recent<std::shared_ptr<const Plan>> plans_;  // nullptr: such calls have a plan for each count
   Recent<std::shared_ptr<const PlacedPlan>> placed_;
-  std::vector<std::shared_ptr<const PlacedPlan>> pinned_;
+  struct Pinned {
+    std::shared_ptr<const PlacedPlan> placed;
+    std::shared_ptr<std::atomic<bool>> over;  // the graph is destroyed
+  };
+  std::vector<Pinned> pinned_;
   std::size_t built_ = 0;
-  // Streams of the last launches with peers. Captured and immediate launches do not order each
-  // other, so each have their own.
-  std::optional<c10::Stream> last_[2];
+  // The last launches with peers. Captured and immediate ones do not order each other.
+  struct Last {
+    c10::Stream stream;
+    std::uint64_t capture;
+    c10::Event end;
+  };
+  std::optional<Last> last_[2];
 };
 
 }  // namespace fastcoll

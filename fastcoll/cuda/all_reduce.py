@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from fastcoll.buckets import address_table, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
 from fastcoll.cuda.algorithms.launches import Piece, PlanContext
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.selector import fuses, select
+from fastcoll.cuda.selector import buckets, fuses, select
 from fastcoll.cuda.symmetric import Region
 
 __all__ = ["AllReduces", "CallOptions", "Task"]
@@ -40,7 +41,8 @@ class CallOptions(NamedTuple):
         wire_dtype: Wire dtype for messages of a wider floating-point dtype; None for their own dtype.
         scale: Factor of the result, applied before rounding.
         algorithm: Name of the algorithm; "" leaves the choice to FASTCOLL_ALGO.
-        fuse: Whether to reduce tensors that are passed together as one bucket; None: if they are many and small.
+        fuse: Whether to reduce tensors that are passed together as one bucket; None: if they are many and small, or
+            have a narrower wire.
     """
 
     wire_dtype: torch.dtype | None = None
@@ -90,6 +92,8 @@ class AllReduces:
         self._forced = forced
         self._aborted = aborted
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
+        # By stream and capture; held by the plans, which go with their graph.
+        self._captured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
         self.plans = C.Plans(self._kernel_bytes(), region.thresholds.limits)
 
     def _kernel_bytes(self) -> int:
@@ -104,7 +108,7 @@ class AllReduces:
         return sys.maxsize
 
     def plan(
-        self, tasks: Sequence[Task], given: tuple[Any, ...], stream: int, recording: bool
+        self, tasks: Sequence[Task], given: tuple[Any, ...], stream: int, capture: int
     ) -> C.Plan | None:
         """Returns the plan for collectives on the current stream.
 
@@ -112,7 +116,7 @@ class AllReduces:
             tasks: Issued together, in no guaranteed order.
             given: The fields of ``CallOptions``, which apply to all tasks; () for none.
             stream: Handle of the current stream.
-            recording: Whether the stream is being captured into a graph.
+            capture: Id of the stream's capture into a graph; 0: none.
 
         Returns:
             The plan; None: NCCL serves all such tasks, whatever their tensors' addresses.
@@ -126,7 +130,7 @@ class AllReduces:
         if not chosen:
             return None
         parts, of_count = self._prepared(
-            chosen, tasks, functools.partial(self._workspace, stream=stream, recording=recording)
+            chosen, tasks, functools.partial(self._workspace, stream=stream, capture=capture)
         )
         uses_peers = any(algorithm.uses_peers for algorithm, _, _ in chosen)
         return C.Plan(parts, left, uses_peers, of_count and len(tasks) == 1)
@@ -199,34 +203,35 @@ class AllReduces:
         return chosen, left
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
-        """Returns the tasks as calls: one for each task, or one list for all-reduces of one dtype and operation."""
+        """Returns the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
         by_type: dict[tuple[str, torch.dtype, str], list[int]] = {}
         for index, (collective, dtype, op, *_) in enumerate(tasks):
             by_type.setdefault((collective, dtype, op), []).append(index)
         calls: list[tuple[Call, list[int]]] = []
         for (collective, dtype, op), indices in by_type.items():
-            sizes = tuple(tasks[index][5] for index in indices)
-            together = _call(collective, dtype, op, sizes, options)
-            fused = options.fuse and collective == "all_reduce"
-            if options.fuse is None and collective == "all_reduce":
-                forced = options.algorithm or self._forced
-                fused = fuses(sizes, together, self.region.topology, self.region.thresholds, forced)
-            if fused and len(sizes) > 1 and self._serves(together, options):
-                calls.append((together, indices))
-            else:
-                calls += [
-                    (_call(collective, dtype, op, (size,), options), [index])
-                    for size, index in zip(sizes, indices, strict=True)
-                ]
+            whole = _call(collective, dtype, op, tuple(tasks[i][5] for i in indices), options)
+            parts = [slice(None)] if options.fuse else buckets(whole, self.region.topology)
+            for part in parts:
+                together = replace(whole, sizes=whole.sizes[part])
+                if self._fuses(together, options):
+                    calls.append((together, indices[part]))
+                    continue
+                alone = [replace(whole, sizes=(size,)) for size in together.sizes]
+                calls += [(call, [i]) for call, i in zip(alone, indices[part], strict=True)]
         return calls
 
-    def _serves(self, call: Call, options: CallOptions) -> bool:
-        """Whether a list can be reduced as one bucket; if not, each tensor is reduced by itself."""
+    def _fuses(self, call: Call, options: CallOptions) -> bool:
+        """Whether a list is reduced as one bucket; if not, each tensor is reduced by itself."""
+        if not call.is_list or call.collective != "all_reduce" or options.fuse is False:
+            return False
         try:
-            self._choose(call, options)
+            algorithm = self._choose(call, options).name
         except ValueError:
             return False
-        return True
+        region, forced = self.region, options.algorithm or self._forced
+        return bool(options.fuse) or fuses(
+            call, algorithm, region.topology, region.thresholds, forced
+        )
 
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
         forced = options.algorithm or self._forced
@@ -256,24 +261,26 @@ class AllReduces:
     def _new_memory(self, size: int) -> Tensor:
         return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
 
-    def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
+    def _workspace(self, size: int, stream: int, capture: int) -> Tensor:
         """Returns memory that the calls on a stream use in turn; each user holds it, so it may be replaced.
 
-        A replacement drops the plans that hold a smaller workspace; otherwise each would keep its own alive.
+        Each graph has its own, because it may be replayed on another stream. A replacement drops the plans that hold a
+        smaller workspace, unless a graph has captured them; otherwise each would keep its own alive.
         """
-        known = self._workspaces.get(stream)
-        if known is not None and known.numel() >= size:
-            self._workspaces.move_to_end(stream)
-            return known
-        made = self._new_memory(size)
-        if not recording:  # else it belongs to the graph
-            if known is not None:
+        key = (stream, capture)
+        known = self._captured.get(key) if capture else self._workspaces.get(stream)
+        if known is None or known.numel() < size:
+            if known is not None and not capture:
                 self.plans.forget()
-            self._workspaces[stream] = made
-            self._workspaces.move_to_end(stream)
-            if len(self._workspaces) > _MOST_WORKSPACES:
-                self._workspaces.popitem(last=False)
-        return made
+            known = self._new_memory(size)
+        if capture:
+            self._captured[key] = known
+            return known
+        self._workspaces[stream] = known
+        self._workspaces.move_to_end(stream)
+        if len(self._workspaces) > _MOST_WORKSPACES:
+            self._workspaces.popitem(last=False)
+        return known
 
 
 def _call(

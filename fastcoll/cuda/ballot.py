@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,6 +18,7 @@ __all__ = ["Ballot", "Refused"]
 Value = TypeVar("Value")
 
 _LOOK = 0.05  # seconds between two polls of the peers' processes
+_SHORT, _LONG = 50e-6, 0.01  # seconds between two polls of the store
 
 
 class Refused(Exception):
@@ -44,6 +46,7 @@ class Ballot:
         aborted: Callable[[], bool],
     ) -> None:
         self.ended: Callable[[], str] = str
+        self._store = store
         self._roster = C.Roster(store, "ballot", member.rank, member.size)
         self._member = member
         self._timeout = timeout
@@ -74,13 +77,48 @@ class Ballot:
         Raises:
             DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
         """
+        look = self._waiting(what, lambda: self._roster.missing(what))
+        said = self._roster.exchange(what, text.encode(), look)
+        assert said is not None  # no roster is watched
+        return [one.decode() for one in said]
+
+    def decided(self, what: str, text: str, decide: Callable[[list[str]], str]) -> str:
+        """Returns what rank 0 makes of the texts of all ranks. The other ranks read no more than that.
+
+        Args:
+            what: Name of the round.
+            text: This rank's text.
+            decide: Called on rank 0 with the texts in rank order; it must not raise.
+
+        Raises:
+            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+        """
+        store, rank = self._store, self._member.rank
+        keys = [f"{what}/{other}" for other in range(self._member.size)]
+        store.set(keys[rank], text)
+        look = self._waiting(
+            what, lambda: [other for other, key in enumerate(keys) if not store.check([key])]
+        )
+        pause = _SHORT
+        while not store.check(keys if rank == 0 else [what]):
+            look()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONG)
+        if rank == 0:
+            store.set(what, decide([store.get(key).decode() for key in keys]))
+        with contextlib.suppress(Exception):  # not every store can
+            store.delete_key(keys[rank])
+        return store.get(what).decode()
+
+    def _waiting(self, what: str, missing: Callable[[], list[int]]) -> Callable[[], None]:
+        """Returns what to call between two polls of the store; it raises as ``gather``."""
         end = time.monotonic() + self._timeout
 
         def look() -> None:
             self.look()
             if time.monotonic() < end:
                 return
-            absent = self._roster.missing(what) or [0]  # rank 0 has not posted the collected texts
+            absent = missing() or [0]  # rank 0 has not posted the collected texts
             have = "have" if len(absent) > 1 else "has"
             raise self._member.fault(
                 "init",
@@ -88,9 +126,7 @@ class Ballot:
                 f"peers' memory ({what}). Check that every rank of the group is alive, or raise the group's timeout.",
             )
 
-        said = self._roster.exchange(what, text.encode(), look)
-        assert said is not None  # no roster is watched
-        return [one.decode() for one in said]
+        return look
 
     def together(self, what: str, function: Callable[[], Value], patience: float) -> Value:
         """Runs a step on every rank that may fail or hang, and collects from all ranks whether it succeeded.

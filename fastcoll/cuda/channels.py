@@ -15,10 +15,17 @@ import torch
 __all__ = ["BUDGET", "Share"]
 
 BUDGET = 64
-"""Programs on a device. In the worst case each has its own multiprocessor; an H100 has 132."""
+"""Programs on a device, at most. In the worst case each has its own multiprocessor; an H100 has 132."""
 
 _lock = threading.Lock()
 _taken: Counter[torch.device] = Counter()
+
+
+def _budget(device: torch.device) -> int:
+    """Returns the programs that may wait on a device; half of its multiprocessors stay for NCCL."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return BUDGET
+    return min(BUDGET, torch.cuda.get_device_properties(device).multi_processor_count // 2)
 
 
 class Share:
@@ -35,7 +42,7 @@ class Share:
     def __init__(self, device: torch.device, most: int) -> None:
         self._device = device
         with _lock:
-            self.programs = min(most, (BUDGET - _taken[device]) // 2)
+            self.programs = min(most, (_budget(device) - _taken[device]) // 2)
             _taken[device] += self.programs
 
     def agree(self, programs: int) -> None:

@@ -5,15 +5,18 @@ Nothing here reads an address, a clock or the environment, so all ranks choose t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 
 from fastcoll.cuda.algorithms import ALGORITHMS, Algorithm, Call, Topology
 from fastcoll.cuda.algorithms.call import FLOATS
+from fastcoll.cuda.algorithms.launches import bucket_elements
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
-__all__ = ["AUTO", "candidates", "fuses", "select"]
+__all__ = ["AUTO", "buckets", "candidates", "fuses", "select"]
 
 AUTO = "auto"
+_BUCKET_BYTES = 25 << 20  # as DDP's and GradientSynchronizer's buckets by default
 _RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring", "ring_bytes"))
 
 
@@ -68,21 +71,39 @@ def select(
 
 
 def fuses(
-    sizes: Sequence[int],
-    call: Call,
-    topology: Topology,
-    thresholds: Thresholds,
-    forced: str = AUTO,
+    call: Call, algorithm: str, topology: Topology, thresholds: Thresholds, forced: str = AUTO
 ) -> bool:
-    """Returns whether tensors of so many elements are many and small enough to fuse into one bucket.
+    """Returns whether the tensors of a list are reduced as one bucket by this algorithm.
 
-    `call` has all of them as one list. One rank gains nothing by it; but if an algorithm is forced, one rank takes the
-    same path as several.
+    A narrower wire copies each tensor in any case, except in the ring. Else they must be many and small. One rank then
+    gains nothing by it; but if an algorithm is forced, one rank takes the same path as several.
     """
+    if not topology.kernels or call.dtype not in FLOATS:
+        return False
+    if call.wire is not None and algorithm != "ring":
+        return True
     return (
-        topology.kernels
-        and (topology.ranks > 1 or forced != AUTO)
-        and call.dtype in FLOATS
-        and len(sizes) >= thresholds.list_tensors
-        and sum(sizes) * call.dtype.itemsize <= thresholds.list_bytes * len(sizes)
+        (topology.ranks > 1 or forced != AUTO)
+        and len(call.sizes) >= thresholds.list_tensors
+        and call.elements * call.dtype.itemsize <= thresholds.list_bytes * len(call.sizes)
     )
+
+
+def buckets(call: Call, topology: Topology) -> Iterator[slice]:
+    """Yields the parts of a list that may each be one bucket; without a narrower wire, the whole list.
+
+    A wire fuses tensors of any size. So a bucket ends with the tensor that fills it, as in DDP. If it has several
+    tensors, it fits into the memory that the ranks map.
+    """
+    first, filled = 0, 0
+    room = topology.bucket_bytes // call.wire_dtype.itemsize if topology.peers else sys.maxsize
+    for index, size in enumerate(call.sizes if call.wire is not None else ()):
+        if index > first and bucket_elements(call.sizes[first : index + 1]) > room:
+            yield slice(first, index)
+            first, filled = index, 0
+        filled += size * call.dtype.itemsize
+        if filled >= _BUCKET_BYTES:
+            yield slice(first, index + 1)
+            first, filled = index + 1, 0
+    if first < len(call.sizes):
+        yield slice(first, len(call.sizes))

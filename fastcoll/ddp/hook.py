@@ -131,7 +131,7 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
     if state._overlap or not _may_wait(buffer, state.settings):
         future = _reduced(buffer, state)
     else:
-        future = Future()
+        future = Future(devices=None if buffer.is_cpu else [buffer.device])
         state._kept.append((buffer, future))
     if bucket.is_last() or not state._knows_all:  # it may be the last one of a static graph
         _reduce_kept(state)

@@ -151,7 +151,7 @@ def reduce_bucket(
     ours = serving_backend(group, first.device) is not None
     if group is not None and ours and (wire is None or _casts(first, group)):
         return _coalesced(tensors, wire, settings)
-    if len(tensors) == 1:
+    if len(tensors) == 1 and first.is_contiguous():
         return _composed(first, wire, settings)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     inner = _composed(flat, wire, settings)

@@ -37,15 +37,22 @@ def broadcast_from_first(
                 tensor.copy_(arrived)
 
 
-def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup | None) -> None:
+def require_equal_shapes(
+    names: Mapping[nn.Parameter, str], group: ProcessGroup | None
+) -> dict[nn.Parameter, list[int]]:
     """Checks that the parameters of all ranks have the same names, shapes, dtypes and ``requires_grad``.
+
+    Returns:
+        The dimensions of each parameter that is not in row-major order in memory, the outermost first. They are those
+        of rank 0, also where this rank's parameter is in another order.
 
     Raises:
         RuntimeError: They differ; raised on all ranks, with the first difference.
     """
-    mine = list(_described(names))
-    everywhere: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(everywhere, mine, group=group)
+    orders = [sorted(range(p.dim()), key=lambda dim, p=p: -p.stride(dim)) for p in names]  # type: ignore[misc]
+    found: list[tuple[list[str], list[list[int]]]] = [([], [])] * dist.get_world_size(group)
+    dist.all_gather_object(found, (list(_described(names)), orders), group=group)
+    everywhere = [described for described, _ in found]
     for rank, theirs in enumerate(everywhere):
         if theirs == everywhere[0]:
             continue
@@ -57,6 +64,8 @@ def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup 
             f"fastcoll.GradientSynchronizer [rank {dist.get_rank(group)}/{len(everywhere)}]: expected the same "
             f"parameters on all ranks, got {first[0]} on rank 0 and {first[1]} on rank {rank}. Build the same model."
         )
+    first_orders = zip(names, found[0][1], strict=True)
+    return {parameter: order for parameter, order in first_orders if order != sorted(order)}
 
 
 def require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:

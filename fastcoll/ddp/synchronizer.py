@@ -131,7 +131,7 @@ class GradientSynchronizer(GradientStatistics):
         self._float8 = Float8Turns()
         self._under_way = False
         self._watched = False  # whether this backward pass will call _end
-        require_equal_shapes(self._names, process_group)
+        self._orders = require_equal_shapes(self._names, process_group)
         devices = dict.fromkeys(parameter.device for parameter in self._names)
         self._overlaps = all(
             can_overlap(process_group, device) if overlap is None else overlap for device in devices
@@ -276,7 +276,12 @@ class GradientSynchronizer(GradientStatistics):
             if stream != here:
                 here.wait_stream(stream)
         self._float8.finish()
-        grads = [self._gradient_of(parameter) for parameter in bucket.parameters]
+        # A gradient in memory order is contiguous. The order is rank 0's, so no rank must have it.
+        grads = [
+            grad if (order := self._orders.get(parameter)) is None else grad.permute(order)
+            for parameter in bucket.parameters
+            for grad in [self._gradient_of(parameter)]
+        ]
         if self.settings.wire_of(grads[0].dtype) in FLOAT8:
             flat = torch.cat([grad.reshape(-1) for grad in grads])
             float8 = self._float8.begin(flat, self.settings)

@@ -1,6 +1,9 @@
 """The groups of a process leave multiprocessors of a device to NCCL, however many of them wait there."""
 
+import types
+
 import peer_memory
+import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
@@ -18,6 +21,24 @@ def test_groups_share_a_budget_until_nothing_is_left_to_share():
     shares[0].close()
     shares[0].close()
     assert Share(device, 32).programs == 16
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "programs"), [(132, 32), (128, 32), (78, 19), (16, 4), (2, 0)]
+)
+def test_half_of_a_small_device_is_left_to_nccl(monkeypatch, multiprocessors, programs):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: types.SimpleNamespace(multi_processor_count=multiprocessors),
+    )
+    device = torch.device("cuda", 80)
+    shares = [Share(device, 32) for _ in range(8)]
+    assert shares[0].programs == programs
+    assert sum(share.programs for share in shares) <= multiprocessors // 2
+    for share in shares:
+        share.close()
 
 
 def test_what_another_rank_does_not_have_goes_back():

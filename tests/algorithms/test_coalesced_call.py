@@ -17,6 +17,9 @@ from test_peer_engine import assert_reduced_lists, lists_of
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
+from bench.gradients import gpt2_medium
+from bench.kernel_cases import bucketed
+from fastcoll.cuda.all_reduce import CallOptions
 
 SIZES = (5, 0, 300, 4097, 1, 33)
 
@@ -120,6 +123,34 @@ def test_few_tensors_are_not_copied():
     assert plan.launches == 3
     for tensor, given in zip(tensors, inputs, strict=True):
         assert torch.equal(tensor.cpu(), kernel_oracle.all_reduce(given))
+
+
+@on_ranks(1, world="peer_world", fresh=True)
+def test_a_wire_fuses_few_tensors_too():
+    """Each is copied to the wire and back anyway."""
+    tensors = [torch.ones(1000, device=peer_memory.DEVICE) for _ in range(3)]
+    fastcoll.all_reduce_coalesced(tensors, wire_dtype=torch.bfloat16)  # compiles, and makes tables
+    recording_device.clear()
+    fastcoll.all_reduce_coalesced(tensors, wire_dtype=torch.bfloat16)
+    launched = [entry.what for entry in recording_device.log("launch")]
+    assert launched == ["flatten_kernel", "unflatten_kernel"]
+    assert all(tensor.cpu().eq(1).all() for tensor in tensors)
+
+
+@on_ranks(1, world="peer_world")
+def test_each_bucket_of_gradients_is_one_list():
+    """GPT-2 medium, whose mean gradient has 5 MB; and all its gradients at once, which are cut."""
+    dist.all_reduce(torch.ones(3, device=peer_memory.DEVICE))
+    reduces = peer_memory.reduces_of()
+
+    def launches(shapes):
+        tasks = [("all_reduce", torch.float32, "AVG", 0, 0, math.prod(shape)) for shape in shapes]
+        calls = reduces._calls(tasks, CallOptions(torch.bfloat16))
+        assert sorted(index for _, of in calls for index in of) == list(range(len(shapes)))
+        return 2 * len(calls)  # into a bucket, and out of it
+
+    assert sum(launches(bucket) for bucket in bucketed(gpt2_medium())) == 74
+    assert launches(gpt2_medium()[::-1]) == 74
 
 
 @on_ranks(2, world="peer_world", fresh=True)

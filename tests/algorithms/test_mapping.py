@@ -245,7 +245,7 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
     def peer():
         ballot = Ballot(store, Member("g", 1, 2), 30, lambda: False)
         record = symmetric._record(mapper, device, wish, 3)
-        ballot.gather("record", json.dumps({**record, "pid": process.pid}))
+        ballot.decided("record", json.dumps({**record, "pid": process.pid}), str)
         ballot.gather("kernels", "")
         ballot.gather("allocated", "")
         mapper.mapping.wait(30)

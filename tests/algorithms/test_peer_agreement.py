@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_ranks import called
+from odd_stores import Between
 from on_ranks import on_ranks
 from peer_memory import DEVICE, table_of
 
@@ -219,7 +220,7 @@ def test_an_algorithm_is_forced_or_refused_by_name(size, algorithm):
     assert x.cpu().eq(ranks).all()
     reduces = peer_memory.reduces_of(group)
     assert reduces.chosen == ("" if algorithm == "nccl" else algorithm)
-    assert called("allReduce") - before == (algorithm == "nccl")
+    assert called("allReduce") - before == (algorithm == "nccl" and ranks > 1)
     assert (reduces.region.peers is None) == (algorithm == "nccl")
     # Calls for which there is one way only are none of its business.
     dist.broadcast(x, 0, group=group)
@@ -332,3 +333,36 @@ def test_a_ballot_ends_with_the_group():
     ballot = Ballot(store, Member("g", 0, 2), 30, lambda: True)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         ballot.gather("first", "")
+
+
+class Counting(Between):
+    """Counts the bytes of the values that are read."""
+
+    read = 0
+
+    def get(self, key):
+        value = super().get(key)
+        self.read += len(value)
+        return value
+
+
+def test_ranks_read_no_more_in_a_larger_group():
+    """Where NCCL serves alone: rank 0 reads all records, and the others what it decides."""
+    wish = symmetric.Wish("auto", Thresholds(), symmetric.ROOM)
+    nowhere = torch.device("meta")
+
+    def most_read(size):
+        store = dist.HashStore()
+        stores = [Counting(store) for _ in range(size)]
+
+        def opened(rank):
+            member = Member("g", rank, size)
+            return symmetric.open_region(stores[rank], member, nowhere, 30, wish, lambda: False)
+
+        with ThreadPoolExecutor(size) as pool:
+            regions = list(pool.map(opened, range(size)))
+        (reason,) = {region.topology.reason for region in regions}
+        assert reason.startswith("no limit of a kernel was measured on these devices")
+        return max(each.read for each in stores[1:])
+
+    assert most_read(12) == most_read(3)

@@ -30,6 +30,9 @@ class Capture:
         self._stream = None
         buckets._is_captured = lambda device: self._captures()
 
+    def destroy(self, graph):
+        self._driver.destroy_graph(graph)
+
     def _captures(self):
         current = torch.accelerator.current_stream(torch.device(DEVICE))
         return self._stream is not None and current == self._stream
@@ -115,13 +118,43 @@ def test_captures_with_a_factor_and_a_new_timeout():
     assert all(tensor.cpu().eq(2.0**-4).all() for tensor in scaled)
 
 
+def test_two_graphs_share_no_workspace_and_free_what_they_used():
+    """Each graph may be replayed on another stream."""
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    group = dist.new_group()
+    tensors = ones()
+    fastcoll.all_reduce_coalesced(tensors, group=group)
+    plans = peer_memory.reduces_of(group).plans
+    capture = Capture()
+    buckets = []
+    for _ in range(2):
+        with capture():
+            for _ in range(2):
+                fastcoll.all_reduce_coalesced(tensors, group=group)
+            reduced = [e for e in recording_device.log("launch") if e.what == "allReduce"]
+        buckets.append({touch.address for entry in reduced for touch in entry.touches})
+    assert [len(of) for of in buckets] == [1, 1]  # a graph's calls take turns
+    assert buckets[0].isdisjoint(buckets[1])
+    fastcoll.all_reduce_coalesced(tensors, group=group)
+    assert len(plans.pinned) == 2
+    for left in (1, 0):
+        capture.destroy(left + 1)
+        fastcoll.all_reduce_coalesced(tensors, group=group)
+        assert len(plans.pinned) == left
+    assert all(tensor.cpu().eq(2.0**8).all() for tensor in tensors)
+
+
 def test_a_launch_follows_the_last_of_its_kind():
-    """The second of two launches follows the first, though a graph has captured one in between."""
+    """The second of two launches follows the first, though a graph has captured one in between.
+
+    It waits for nothing that the first one's stream got later.
+    """
     x, y, z = (torch.ones(500, device=DEVICE) for _ in range(3))
     dist.all_reduce(x)
     loaded = driver()
     recording_device.clear()
     work = dist.all_reduce(y, async_op=True)
+    later = dist.all_reduce(torch.ones(3, dtype=torch.int64, device=DEVICE), async_op=True)
     loaded.capture(torch.accelerator.current_stream().native_handle)
     dist.all_reduce(z)
     loaded.capture(None)
@@ -135,6 +168,10 @@ def test_a_launch_follows_the_last_of_its_kind():
     assert first != current
     between = marks[captured_at + 1 : last]
     waits = [e.event for e in between if e.kind == "block" and e.stream == current]
-    made = [e.event for e in between if e.kind == "record" and e.stream == first]
-    assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
+    nccl = min(at for at, e in enumerate(marks) if e.what == "allReduce" and e.stream == first)
+    made = [e.event for e in marks[kernels[0] : nccl] if e.kind == "record" and e.stream == first]
+    found = [(e.kind, e.stream, e.event, e.what) for e in marks]
+    assert set(waits) & set(made), found
+    assert not [e for e in marks[nccl:last] if e.kind == "record" and e.event in waits], found
     work.wait()
+    later.wait()

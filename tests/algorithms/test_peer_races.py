@@ -82,8 +82,8 @@ def test_one_workspace_for_all_streams():
     assert not two_streams(lists(wire_dtype=torch.bfloat16))
     kept = []
 
-    def one(self, size, stream, recording):
-        kept.append(workspace(self, size, 0, recording))
+    def one(self, size, stream, capture):
+        kept.append(workspace(self, size, 0, capture))
         return kept[-1]
 
     with mock.patch.object(AllReduces, "_workspace", one):

@@ -6,7 +6,7 @@ import torch
 from fastcoll import env
 from fastcoll.cuda.algorithms import Call, Topology
 from fastcoll.cuda.algorithms.launches import bucket_elements
-from fastcoll.cuda.selector import fuses, select
+from fastcoll.cuda.selector import buckets, fuses, select
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -95,8 +95,8 @@ def test_nccl_is_a_library_and_no_algorithm() -> None:
 
 
 def test_what_is_fused() -> None:
-    def fused(topology, *sizes, dtype=torch.float32, forced="auto"):
-        return fuses(sizes, Call(dtype, "SUM", sizes), topology, DEFAULT, forced)
+    def fused(topology, *sizes, dtype=torch.float32, forced="auto", wire=None):
+        return fuses(Call(dtype, "SUM", sizes, wire), "nccl", topology, DEFAULT, forced)
 
     assert fused(PEERS, 1, 2, 3, 4) and fused(NCCL, 1, 2, 3, 4)
     assert not fused(PEERS, 1, 2, 3)
@@ -107,6 +107,28 @@ def test_what_is_fused() -> None:
     assert not fused(Topology(1), 1, 2, 3, 4, forced="nccl")
     assert not fused(NCCL, 1, 2, 3, 4, dtype=torch.int32)
     assert fused(NCCL, *[256 * KIB] * 4) and not fused(NCCL, *[256 * KIB] * 3, 256 * KIB + 1)
+    assert fused(NCCL, MIB, MIB, wire=torch.bfloat16) and fused(alone, 1, 2, wire=torch.bfloat16)
+    assert not fused(BARE, 1, 2, wire=torch.bfloat16)
+    large = Call(torch.float32, "SUM", (MIB, MIB), torch.bfloat16)
+    assert not fuses(large, "ring", PEERS, DEFAULT)  # which copies a list, but no tensor
+
+
+@pytest.mark.parametrize(
+    ("topology", "wire", "mib", "cut"),
+    [
+        (NCCL, None, [24, 24, 24], [3]),
+        (NCCL, torch.bfloat16, [24, 24, 24], [2, 1]),
+        (NCCL, torch.bfloat16, [25, 1, 200, 3, 3], [1, 2, 2]),
+        (PEERS, torch.bfloat16, [24, 40, 24], [2, 1]),
+        (PEERS, torch.bfloat16, [24, 41, 24], [1, 1, 1]),  # 32.5 MiB as they travel
+        (PEERS, torch.bfloat16, [25, 25], [1, 1]),
+    ],
+)
+def test_lists_with_a_wire_are_cut_into_buckets(topology, wire, mib, cut):
+    sizes = tuple(size * MIB // 4 for size in mib)
+    parts = list(buckets(Call(torch.float32, "SUM", sizes, wire), topology))
+    assert [len(sizes[part]) for part in parts] == cut
+    assert [size for part in parts for size in sizes[part]] == list(sizes)
 
 
 def test_a_call_says_what_it_is() -> None:

@@ -19,7 +19,7 @@ def create(timeout=30, size=1):
     )
 
 def all_reduce(made):
-    Tensors(made).all_reduce(tensor, tensor)
+    Tensors(made).all_reduce(tensor, torch.empty(4))  # NCCL gets no call of one rank in place
 
 def hangs_aside(call, function, *arguments):
     stand_in.inject("hang", call)

@@ -20,18 +20,18 @@ from fastcoll.cuda.nccl import NcclCommunicator
 def test_every_status_is_told_with_its_remedy() -> None:
     remedies = set()
     with communicator() as made:
-        call, tensor = Tensors(made), torch.ones(4)
+        call, tensor, result = Tensors(made), torch.ones(4), torch.zeros(4)
         for status in (1, 2, 3, 4, 5, 6, 8):
             stand_in.inject("fail", "allReduce", status)
             with pytest.raises(dist.DistBackendError) as caught:
-                call.all_reduce(tensor, tensor)
+                call.all_reduce(tensor, result)
             text = str(caught.value)
             assert text.startswith("NCCL 2.29.7 reports ")
             told = f"(status {status}): injected into allReduce. "
             assert told in text and text.endswith(".")
             remedies.add(text.partition(told)[2])
-        call.all_reduce(tensor, tensor)
-        assert tensor.tolist() == [1.0] * 4
+        call.all_reduce(tensor, result)
+        assert result.tolist() == [1.0] * 4
     assert len(remedies) == 7
 
 
@@ -39,13 +39,13 @@ def test_every_status_is_told_with_its_remedy() -> None:
 def test_every_call_raises() -> None:
     """The engine puts its name before the text."""
     with communicator() as made:
-        call, tensor = Tensors(made), torch.ones(4)
+        call, tensor, result = Tensors(made), torch.ones(4), torch.zeros(4)
         calls = {
-            "allReduce": lambda: call.all_reduce(tensor, tensor),
-            "reduce": lambda: call.issue("reduce", tensor, tensor, 0, "SUM"),
-            "broadcast": lambda: call.issue("broadcast", tensor, tensor, 0),
-            "allGather": lambda: call.issue("all_gather", tensor, tensor),
-            "reduceScatter": lambda: call.issue("reduce_scatter", tensor, tensor, op="SUM"),
+            "allReduce": lambda: call.all_reduce(tensor, result),
+            "reduce": lambda: call.issue("reduce", tensor, result, 0, "SUM"),
+            "broadcast": lambda: call.issue("broadcast", tensor, result, 0),
+            "allGather": lambda: call.issue("all_gather", tensor, result),
+            "reduceScatter": lambda: call.issue("reduce_scatter", tensor, result, op="SUM"),
             "send": lambda: call.issue("send", tensor, tensor[:0], 0),
             "recv": lambda: call.issue("recv", tensor[:0], tensor, 0),
             "split": lambda: made.split(0, 0, "part"),

@@ -19,8 +19,32 @@ DEVICE = "recording:0"
 DRIVER = """
 static const void* captured;
 static int relaxed, broken;
+static unsigned long long graphs;  /* the number of a graph is also the id of its capture */
+static struct { void (*end)(void*); void* object; unsigned long long graph; } kept[16];
 static __thread int mode;  /* "global" at first */
-void capture(const void* stream) { captured = stream; }
+void capture(const void* stream) { captured = stream; graphs += stream != 0; }
+int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph,
+                              void* dependencies, void* count) {
+  *status = captured && stream == captured;
+  *id = graphs;
+  *graph = (void*)graphs;
+  return 0;
+}
+int cuUserObjectCreate(int* made, void* object, void (*end)(void*), unsigned count, unsigned flags) {
+  for (*made = 0; kept[*made].end; ++*made) continue;
+  kept[*made].end = end;
+  kept[*made].object = object;
+  return count == 1 && flags == 1 ? 0 : 1;
+}
+int cuGraphRetainUserObject(void* graph, long object, unsigned count, unsigned flags) {
+  kept[(int)object].graph = (unsigned long long)graph;
+  return count == 1 && flags == 1 ? 0 : 1;
+}
+void destroy_graph(unsigned long long graph) {
+  for (int i = 0; i < 16; ++i) {
+    if (kept[i].end && kept[i].graph == graph) kept[i].end(kept[i].object), kept[i].end = 0;
+  }
+}
 int relaxed_threads(void) { return relaxed; }
 int broken_captures(void) { return broken; }
 int recordingDeviceCaptures(const void* stream) { return captured && stream == captured; }
@@ -54,6 +78,7 @@ def driver():
     )
     loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     loaded.capture.argtypes = [ctypes.c_void_p]
+    loaded.destroy_graph.argtypes = [ctypes.c_ulonglong]
     return loaded
 
 

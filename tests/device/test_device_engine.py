@@ -49,6 +49,23 @@ def test_small_floats():
             assert torch.equal(tensor.cpu().float(), expected.float()), (dtype, op)
 
 
+@on_ranks(1, world="nccl_world", around=in_order)
+def test_one_rank_makes_no_call_that_changes_nothing_and_needs_no_stream():
+    x, y = torch.ones(9, device=DEVICE), torch.empty(1, 9, device=DEVICE)
+    dist.all_reduce(x)  # makes the communicator
+    recording_device.clear()
+    works = [dist.all_reduce(x, reduce_op(op), async_op=True) for op in ("AVG", "SUM", "MAX")]
+    works.append(dist.broadcast(x, 0, async_op=True))
+    assert recording_device.log("launch") == []
+    works.append(dist.all_gather_into_tensor(y, x, async_op=True))
+    for work in works:
+        work.get_future().wait()
+        assert work.wait() and work.is_completed()
+    assert y.add_(1).tolist() == [[2.0] * 9]
+    used = {entry.stream for entry in recording_device.log("launch", "record")}
+    assert used == {recording_device.name_of(torch.accelerator.current_stream())}
+
+
 @on_ranks(2, world="nccl_world", around=in_order)
 def test_what_nccl_does_not_reduce_is_refused():
     for dtype, op, text in [

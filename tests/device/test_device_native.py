@@ -35,7 +35,7 @@ def waited_for(x):
     return torch.ops._c10d_functional.wait_tensor(x)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [2, 3])
 @on_ranks(world="nccl_world")
 def test_no_call_takes_the_gil(size):
     """Calls go on beside a thread that keeps it."""
