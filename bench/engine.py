@@ -5,6 +5,9 @@ of calls on tensors of 1 KiB. A batch begins when the GPU is idle and is too sma
 for the device. The reduction is an average, because NCCL launches a kernel for it at one rank too. A graph replay is
 one launch with either backend: it shows that a capture adds nothing.
 
+With one rank, fastcoll neither calls NCCL in place nor uses a second stream. So all_reduce, broadcast and the replay
+do not show what several ranks pay; all_gather and reduce_scatter show it but for the second stream.
+
 ``NCCL alone`` is NCCL's function by CuPy's binding, without torch: the least that a backend can take. torch's flight
 recorder is on or off for a whole process. So ``nccl, no recorder`` is measured before the others, in its own process.
 """
