@@ -2,11 +2,10 @@
 
 One rank with one GPU has one group of each backend, and the groups take turns. The issuing thread is timed, in batches
 of calls on tensors of 1 KiB. A batch begins when the GPU is idle and is too small to fill its queue, so no call waits
-for the device. The reduction is an average, because NCCL launches a kernel for it at one rank too. A graph replay is
-one launch with either backend: it shows that a capture adds nothing.
+for the device. A graph replay is one launch with either backend: it shows that a capture adds nothing.
 
-With one rank, fastcoll neither calls NCCL in place nor uses a second stream. So all_reduce, broadcast and the replay
-do not show what several ranks pay; all_gather and reduce_scatter show it but for the second stream.
+A call of one rank that changes nothing launches nothing. So all_reduce has a factor, by PREMUL_SUM, and the other calls
+are out of place. With one rank fastcoll uses no second stream, which several ranks have in asynchronous calls.
 
 ``NCCL alone`` is NCCL's function by CuPy's binding, without torch: the least that a backend can take. torch's flight
 recorder is on or off for a whole process. So ``nccl, no recorder`` is measured before the others, in its own process.
@@ -50,7 +49,7 @@ _AVERAGE = 4  # ncclAvg, which CuPy does not name
 _CALLS = 50  # in a batch; each is at most two events and a kernel in a queue of a thousand
 _TENSORS = 100  # in a coalesced call
 _COALESCED = f"all_reduce of {_TENSORS} tensors, coalesced"
-_ASYNC = tuple(f"{name}, async" for name in ("all_gather", "reduce_scatter", "broadcast"))
+_ASYNC = tuple(f"{name}, async" for name in ("all_gather", "reduce_scatter"))
 CASES = ("all_reduce", "all_reduce, async", *_ASYNC, _COALESCED)
 _REPLAY = "replay of a graph of 10 all_reduce"
 
@@ -59,13 +58,14 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     """Returns one of ``CASES``, or the replay, as a call without arguments."""
     if name == _REPLAY:
         return captured(call_of("all_reduce", group, device), repeats=10)
+    factor = dist._make_nccl_premul_sum(1.0)
     if name == _COALESCED:
         tensors = [torch.ones(256, device=device) for _ in range(_TENSORS)]
 
         def coalesced() -> None:
             with _coalescing_manager(group, device, async_ops=True) as manager:
                 for tensor in tensors:
-                    dist.all_reduce(tensor, dist.ReduceOp.AVG, group)
+                    dist.all_reduce(tensor, factor, group)
             manager.wait()
 
         return coalesced
@@ -74,6 +74,8 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     case = build_case(collective, 1024 * ranks[1], torch.float32, "avg", *ranks, 0, device)
     case.reset()
     call: Any = bind(case, group, async_op=bool(way))
+    if collective == "all_reduce":
+        call = partial(dist.all_reduce, case.receive, factor, group, bool(way))
     return (lambda: call().wait()) if way else call
 
 
@@ -107,7 +109,6 @@ class BareNccl:
             "all_reduce": partial(self._comm.allReduce, send, send, 256, kind, _AVERAGE, *end),
             "all_gather": partial(self._comm.allGather, *both, *end),
             "reduce_scatter": partial(self._comm.reduceScatter, *both, _AVERAGE, *end),
-            "broadcast": partial(self._comm.broadcast, send, send, 256, kind, 0, *end),
             _COALESCED: coalesced,
         }
         return calls.get(name.removesuffix(", async"))

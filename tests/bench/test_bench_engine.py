@@ -64,7 +64,6 @@ def test_nccl_alone(nccl_world):
         "all_reduce": ["allReduce"],
         "all_gather": ["allGather"],
         "reduce_scatter": ["reduceScatter"],
-        "broadcast": ["broadcast"],
         "100": ["groupStart", *["allReduce"] * 100, "groupEnd"],
     }
 

@@ -19,7 +19,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { MAX_RANKS = 8, MAX_OPS = 64, CHUNK = 64 << 10, ID_BYTES = 128 };
+enum { MAX_RANKS = 8, MAX_OPS = 128, CHUNK = 64 << 10, ID_BYTES = 128 };
 
 typedef enum {
   OK = 0,
