@@ -118,7 +118,7 @@ def forks_beside_calls(rank: Rank, forks: int):
 
 @plays(20)
 def test_a_child_of_a_process_that_is_in_a_call(jobs):
-    forks = 25
+    forks = 40
     job = jobs(2, forks_beside_calls, forks)
     assert job.hear_all() == {0: ([0] * forks, []), 1: ([], [])}
 
