@@ -6,11 +6,11 @@ import re
 import textwrap
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import scale
+from client_tables import clients, frameworks
 from pictures import HOSTS, PICTURES
-from repository import ROOT
+from table_sources import link, origin, record_of, source
 
 from fastcoll import env
 from fastcoll.bench.derived import (
@@ -21,46 +21,19 @@ from fastcoll.bench.derived import (
     copy_bandwidth,
     least_bytes,
 )
-from fastcoll.bench.record import medians, read_record
+from fastcoll.bench.record import medians
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import markdown, times_text
 
-__all__ = ["TABLES", "client_result"]
-
-_RESULTS = ROOT / "bench" / "results"
-_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "I_MPI_")  # by launchers, hosts.py
-
-
-def _record(name: str) -> dict[str, Any]:
-    return read_record(_RESULTS / name)
+__all__ = ["TABLES"]
 
 
 def _or_dash(value: float | None, text: str) -> str:
     return "-" if value is None else text.format(value)
 
 
-def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
-    """Returns the lines under a table: command, date and machine."""
-    # The benchmark sets the other variables itself.
-    asked = {k: v for k, v in record.get("environment", {}).items() if not k.startswith(_SET_HERE)}
-    settings = "".join(f"{name}={value} " for name, value in asked.items())
-    return ["", f"`{settings}{record['command']}`  ", f"{_link(name)}, {_origin(record)}{more}"]
-
-
-def _link(name: str) -> str:
-    """Returns a link to a record, from a page in a folder of docs/."""
-    return f"[{name}](../../bench/results/{name})"
-
-
-def _origin(record: dict[str, Any]) -> str:
-    """Returns the date and the machine of a record."""
-    machine, versions = record.get("machine"), record["versions"]
-    where = f"; {machine['cpu']}, {machine['cores_allowed']} cores" if machine else ""
-    return f"{record['date'][:10]}{where}, torch {versions['torch']}"
-
-
 def _ddp(name: str) -> list[str]:
-    record, rows = _record(name), []
+    record, rows = record_of(name), []
     head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
     for case in record["cases"]:
         for one, more in added(case):
@@ -73,12 +46,12 @@ def _ddp(name: str) -> list[str]:
             rows.append(row)
     if len(rows[0]) > head.count("|") + 1:
         head += " | added launches | added on the GPU, us"
-    return [*markdown(head, rows, 3), *_source(name, record)]
+    return [*markdown(head, rows, 3), *source(name, record)]
 
 
 def _all_reduce() -> list[str]:
     name = "all_reduce_cpu_2ranks.jsonl"
-    record, rows = _record(name), []
+    record, rows = record_of(name), []
     for case in record["cases"]:
         times = medians(case)
         ours, shared = times.pop("fastcoll"), times.pop("fastcoll-shared", None)
@@ -100,12 +73,12 @@ def _all_reduce() -> list[str]:
         "message | fastcoll, us | shared, us | gloo, us | gloo / fastcoll | / shared | best other, us | "
         "that / fastcoll | / shared"
     )
-    return [*markdown(head, rows), *_source(name, record)]
+    return [*markdown(head, rows), *source(name, record)]
 
 
 def _all_reduce_16_cores() -> list[str]:
     names = {ranks: f"all_reduce_cpu_{ranks}ranks_16cores.jsonl" for ranks in (2, 8, 16)}
-    records = {ranks: _record(name) for ranks, name in names.items()}
+    records = {ranks: record_of(name) for ranks, name in names.items()}
     cells: dict[int, list[str]] = {}
     for record in records.values():
         for case in record["cases"]:
@@ -120,7 +93,7 @@ def _all_reduce_16_cores() -> list[str]:
     ]
     lines = markdown(" | ".join(["message", *titles]), rows)
     for ranks, record in records.items():
-        lines += _source(names[ranks], record)
+        lines += source(names[ranks], record)
     return lines
 
 
@@ -132,7 +105,7 @@ _MPI_RECORDS = {
 
 
 def _communicator() -> list[str]:
-    records = {mpi: _record(name) for mpi, name in _MPI_RECORDS.items()}
+    records = {mpi: record_of(name) for mpi, name in _MPI_RECORDS.items()}
     ways = {"fastcoll": "dist, us", "fastcoll-direct": "call, us", "fastcoll-plan": "plan, us"}
     ways |= {"mpi": "MPICH, us", "gloo": "gloo, us"}
     rows = []
@@ -144,12 +117,12 @@ def _communicator() -> list[str]:
     titles = ["collective", "message", *ways.values(), *(f"{mpi} / plan" for mpi in records)]
     lines = markdown(" | ".join(titles), rows, 2)
     for mpi, record in records.items():
-        lines += _source(_MPI_RECORDS[mpi], record)
+        lines += source(_MPI_RECORDS[mpi], record)
     return lines
 
 
 def _vllm() -> list[str]:
-    record, rows = _record(name := "vllm_cpu_2ranks.jsonl"), []
+    record, rows = record_of(name := "vllm_cpu_2ranks.jsonl"), []
     for case in record["cases"]:
         times = medians(case)
         by = [times[f"fastcoll{way}"] for way in ("", "-op", "-direct", "-plan")]
@@ -157,24 +130,24 @@ def _vllm() -> list[str]:
         ratios = [times_text(times["vllm"] / by[way]) for way in (1, 3)]
         rows.append([case["collective"], size_text(case["size"]), *us, *ratios])
     head = "collective | message | dist, us | operator, us | call, us | plan, us | vLLM, us"
-    return [*markdown(f"{head} | vLLM / operator | vLLM / plan", rows, 2), *_source(name, record)]
+    return [*markdown(f"{head} | vLLM / operator | vLLM / plan", rows, 2), *source(name, record)]
 
 
 def _objects() -> list[str]:
     name = "objects_cpu_2ranks.jsonl"
-    record, rows = _record(name), []
+    record, rows = record_of(name), []
     for case in record["cases"]:
         times = medians(case)
         by = [times[one] for one in ("gloo", "fastcoll", "fastcoll-direct")]
         row = [case["collective"], case["object"], *(f"{each:.1f}" for each in by)]
         rows.append([*row, times_text(by[0] / by[2])])
     head = "call | object | gloo, us | dist, us | communicator, us | gloo / communicator"
-    return [*markdown(head, rows, 2), *_source(name, record)]
+    return [*markdown(head, rows, 2), *source(name, record)]
 
 
 def _compiled() -> list[str]:
     name = "compiled_cpu_2ranks.jsonl"
-    record = _record(name)
+    record = record_of(name)
     (case,) = record["cases"]
     alone, times = case["alone"]["time"]["median"], medians(case)
     ways = {
@@ -188,7 +161,7 @@ def _compiled() -> list[str]:
         over = times[peer] - alone
         rows.append([way, f"{times[peer]:.0f}", f"{over:.0f}", times_text(base / over)])
     head = "by | a token, us | of that communication, us | torch.compile on fastcoll / it"
-    return [*markdown(head, rows, 1), *_source(name, record)]
+    return [*markdown(head, rows, 1), *source(name, record)]
 
 
 # Rows of the page; the record has more.
@@ -198,7 +171,7 @@ _KERNELS = re.compile(
 
 
 def _kernels(name: str = "kernels_cuda.jsonl") -> list[str]:
-    record = _record(name)
+    record = record_of(name)
     rows: list[list[str]] = []
     fastest, own = 0.0, False
     for case in record["cases"]:
@@ -220,11 +193,11 @@ def _kernels(name: str = "kernels_cuda.jsonl") -> list[str]:
         if own
         else "The copy of each row is that of 1 GiB: this record has no copies of buckets."
     )
-    return [*markdown(head, rows, 2), "", bars, *_source(name, record)]
+    return [*markdown(head, rows, 2), "", bars, *source(name, record)]
 
 
 def _engine() -> list[str]:
-    record, rows = _record(name := "engine_cuda.jsonl"), []
+    record, rows = record_of(name := "engine_cuda.jsonl"), []
     columns = [
         one for one in ENGINE_COLUMNS if any(one in each["time"] for each in record["cases"])
     ]
@@ -233,12 +206,12 @@ def _engine() -> list[str]:
         us = [_or_dash(times.get(column), "{:.1f}") for column in columns]
         rows.append([case["case"], *us, f"{times['fastcoll'] / times['nccl']:.2f}"])
     titles = [f"{column}, us" for column in columns]
-    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *_source(name, record)]
+    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *source(name, record)]
 
 
 def _collectives(dtype: str) -> list[str]:
     name = f"collectives{dtype}_cpu_2ranks.jsonl"
-    record = _record(name)
+    record = record_of(name)
     ratios: dict[tuple[str, str], dict[int, str]] = {}
     for case in record["cases"]:
         times = medians(case)
@@ -251,11 +224,11 @@ def _collectives(dtype: str) -> list[str]:
     sizes = sorted({case["size"] for case in record["cases"]})
     rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
     head = " | ".join(["call", "peer's time over fastcoll's", *map(size_text, sizes)])
-    return [*markdown(head, rows, 2), *_source(name, record)]
+    return [*markdown(head, rows, 2), *source(name, record)]
 
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
-    records = {name: _record(f"hosts_{name}_{link}_cpu.jsonl") for name in shapes}
+    records = {name: record_of(f"hosts_{name}_{link}_cpu.jsonl") for name in shapes}
     times: dict[tuple[str, int], list[str]] = {}
     for record in records.values():
         for case in record["cases"]:
@@ -269,7 +242,7 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
         " | ".join(["call", "message", f"fastcoll, ms, {titles[0]}", *titles]), rows, 2
     )
     for name, record in records.items():
-        lines += _source(f"hosts_{name}_{link}_cpu.jsonl", record)
+        lines += source(f"hosts_{name}_{link}_cpu.jsonl", record)
     return lines
 
 
@@ -277,7 +250,7 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
     """Returns a table of the bytes that the busiest host sends over the least possible, for the longest messages."""
     sent: dict[str, list[str]] = {}
     for name in shapes:
-        record = _record(f"hosts_{name}_{link}_cpu.jsonl")
+        record = record_of(f"hosts_{name}_{link}_cpu.jsonl")
         longest = max(case["bytes"] for case in record["cases"])
         for case in record["cases"]:
             least = least_bytes(case["call"], case["bytes"], record["hosts"])
@@ -286,62 +259,6 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
                 row += [f"{case[backend]['sent'] / least:.2f}" for backend in ("fastcoll", "gloo")]
     titles = [f"{backend}, {HOSTS[name]}" for name in shapes for backend in ("fastcoll", "Gloo")]
     return markdown(" | ".join(["call", *titles]), [[call, *row] for call, row in sent.items()])
-
-
-def _clients() -> list[str]:
-    name = "clients_cpu.jsonl"
-    record, rows = _record(name), []
-    for client in record["cases"]:
-        for ranks, case in client["ranks"].items():
-            if not case.get("agrees"):
-                raise ValueError(f"{name}: {client['title']}, {ranks} ranks: {client_result(case)}")
-            versions = ", ".join(f"{one} {version}" for one, version in case["versions"].items())
-            loss = f"{float.fromhex(case['final_loss']['fastcoll']):.6f}"
-            row = [client["title"], versions, f"`{client['setting']}`", ranks, *_step_times(case)]
-            rows.append([*row, loss, _losses(case)])
-    head = (
-        "client | version | setting | ranks | gloo, ms | fastcoll, ms | gloo / fastcoll | final loss, fastcoll | "
-        "losses of all steps"
-    )
-    dates = sorted(client["date"] for client in record["cases"])
-    rounds = sorted({client["rounds"] for client in record["cases"]})
-    when = f"Started from {dates[0][:16]} to {dates[-1][:16]}, {'/'.join(map(str, rounds))} rounds."
-    return [*markdown(head, rows, 3), *_source(name, record, f"; {when}")]
-
-
-def _step_times(case: dict[str, Any]) -> list[str]:
-    times = [f"{case['step_seconds'][name]['median'] * 1e3:.1f}" for name in ("gloo", "fastcoll")]
-    return [*times, f"{case['ratio']:.2f}x"]
-
-
-def _losses(case: dict[str, Any]) -> str:
-    if case["same_bits"]:
-        return "gloo's bits"
-    text = f"within {case['difference']:.1e} of gloo's"
-    return text if case["agrees"] else f"DIFFER: {text}, {case['bound']:.1e} allowed"
-
-
-def client_result(case: dict[str, Any]) -> str:
-    """Returns the step times and losses of a framework's training in one line."""
-    if "problem" in case:
-        return f"FAILED: {case['problem']}"
-    gloo, ours, ratio = _step_times(case)
-    return f"gloo {gloo} ms, fastcoll {ours} ms, {ratio}; {_losses(case)}"
-
-
-# Chosen by popularity, before anything was measured.
-_FRAMEWORKS = ("ddp", "fsdp2", "accelerate", "trainer", "lightning", "deepspeed")
-
-
-def _frameworks() -> list[str]:
-    clients = {one["client"]: one for one in _record("clients_cpu.jsonl")["cases"]}
-    rows = []
-    for client in (clients[name] for name in _FRAMEWORKS):
-        case = client["ranks"]["2"]
-        if not case["same_bits"]:
-            raise ValueError(f"{client['title']}: expected Gloo's losses, got {_losses(case)}")
-        rows.append([client["title"], f"`{client['setting']}`", *_step_times(case)])
-    return markdown("framework | how to switch | Gloo, ms | fastcoll, ms | speed-up", rows, 2)
 
 
 def _variables() -> list[str]:
@@ -357,7 +274,7 @@ def _variables() -> list[str]:
 
 
 def _fault() -> list[str]:
-    rows = {one["row"]: one["backends"] for one in _record("faults_cpu.jsonl")["cases"]}
+    rows = {one["row"]: one["backends"] for one in record_of("faults_cpu.jsonl")["cases"]}
     lines = []
     for name in ("gloo", "fastcoll"):
         message = textwrap.wrap(_said(rows[1][name]["detail"]), 88)
@@ -374,8 +291,8 @@ def _picture(name: str) -> list[str]:
     """Returns the lines of a picture and its caption: content, records, date and machine."""
     picture = PICTURES[name]
     records = picture.read()
-    links = ", ".join(_link(f"{record}.jsonl") for record in picture.records)
-    caption = f"{picture.caption(records)} {links}, {_origin(records[0])}."
+    links = ", ".join(link(f"{record}.jsonl") for record in picture.records)
+    caption = f"{picture.caption(records)} {links}, {origin(records[0])}."
     return [
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="../pictures/{name}_dark.svg">',
         f'<img src="../pictures/{name}_light.svg" width="{picture.width}" alt="{picture.shows}">',
@@ -386,8 +303,8 @@ def _picture(name: str) -> list[str]:
 
 
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
-    "README.md": {"frameworks": _frameworks, "fault": _fault},
-    "docs/guides/frameworks.md": {"clients": _clients},
+    "README.md": {"frameworks": frameworks, "fault": _fault},
+    "docs/guides/frameworks.md": {"clients": clients},
     "docs/guides/microseconds.md": {
         "communicator": _communicator,
         "vllm": _vllm,

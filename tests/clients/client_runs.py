@@ -95,7 +95,7 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
             print(f"{name}, {count} ranks: {error}\n{output}", flush=True)
             case = {"problem": str(error).splitlines()[0]}
         else:
-            from tables import client_result
+            from client_tables import client_result
 
             print(f"{name}, {count} ranks: {client_result(case)}", flush=True)
         entry["ranks"][str(count)] = {**case, "load_average": os.getloadavg()[0]}

@@ -33,7 +33,7 @@ def kernels_of(monkeypatch, flatten):
         for name, times in (("copy 1024 MiB", {"copy": 1.0}), ("flatten m", flatten))
     ]  # fmt: skip
     record = {"command": "x", "date": "today", "versions": {"torch": "2"}, "cases": cases}
-    monkeypatch.setattr(tables, "_record", lambda name: record)
+    monkeypatch.setattr(tables, "record_of", lambda name: record)
     lines = tables._kernels()
     shares = [line.split(" | ")[-1].rstrip(" |") for line in lines if line.startswith("| flatten")]
     return shares, lines[-4]
