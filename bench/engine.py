@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from fastcoll._measure import Call
@@ -58,7 +58,7 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     """Returns one of ``CASES``, or the replay, as a call without arguments."""
     if name == _REPLAY:
         return captured(call_of("all_reduce", group, device), repeats=10)
-    factor = dist._make_nccl_premul_sum(1.0)
+    factor = _make_nccl_premul_sum(1.0)
     if name == _COALESCED:
         tensors = [torch.ones(256, device=device) for _ in range(_TENSORS)]
 
