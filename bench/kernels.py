@@ -1,6 +1,6 @@
 """``python -m fastcoll.bench.kernels``: the kernels on one GPU beside stock DDP's launches for the same work.
 
-Kernels between ranks emulate all ranks in one launch, and are compared with the traffic of their formulas.
+Kernels between ranks run on a stream for each rank, and are compared with the traffic of their formulas.
 
 Bandwidth is the least number of bytes that the work must read and write, over a median time. The time is that of a
 captured graph (device only) or of calls (eager, as in a training step). The bandwidth of a copy on the device in the

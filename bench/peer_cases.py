@@ -1,4 +1,7 @@
-"""Collectives whose ranks all run in one launch on one GPU, compared with the traffic of their formulas.
+"""Collectives between ranks that are streams of one process on one GPU, compared with the traffic of their formulas.
+
+Each rank launches what ships, with the channels and sizes of a ``Room``. So many channels are left out that the
+programs of all ranks are on the device at once, because they wait for each other.
 
 The head of each kernel's file has the bytes that a rank reads and writes. The traffic is their sum over all ranks, all
 in the memory of one device. The bound is this traffic over the bandwidth of a copy in the same run. A message of some
@@ -7,31 +10,48 @@ MiB stays in the L2 cache and may be faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
 import torch
 
 from fastcoll.bench.kernel_cases import Case, total, verified
+from fastcoll.buckets import BucketLayout
+from fastcoll.cuda.symmetric import ROOM, Room
+from fastcoll.kernels import one_shot, ring, two_shot
+from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
 __all__ = [
     "ALGORITHMS",
     "RANKS",
+    "ROOMS",
     "SIZES",
     "all_reduce_case",
     "all_reduce_cases",
+    "on_streams",
     "prepared_launches",
     "traffic",
 ]
 
-ALGORITHMS = ("one_shot", "two_shot", "ring")
-RANKS = (2, 4, 8)
-SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
+ALGORITHMS = ("one_shot", "two_shot", "ring", "bucket")
+RANKS = (2, 8)
+ROOMS = (
+    ROOM,
+    Room(stage_bytes=ROOM.stage_bytes // 2, slot_bytes=ROOM.slot_bytes // 2),
+    Room(stage_bytes=ROOM.stage_bytes * 2, slot_bytes=ROOM.slot_bytes * 2),
+)
+SIZES = (64 << 20, 1 << 10, 1 << 20, 256 << 20)
 """Bytes of a message."""
 
+_PREPARE = {
+    "one_shot": one_shot.prepare_all_reduce,
+    "two_shot": two_shot.prepare_all_reduce,
+    "ring": ring.prepare_all_reduce,
+}
 _DTYPES = (torch.float32, torch.bfloat16)
+_RESIDENT = 2  # programs on a multiprocessor, by their registers
 _SPINS = 2_000_000  # seconds
 
 
@@ -44,58 +64,97 @@ def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
         size: Bytes of a message.
         itemsize: Bytes of an element of it; the ring's partial sums are float32.
     """
+    others = 2 * (ranks - 1) * size // ranks  # fetched and written
     each = {
         # stage, read all ranks' staging, write
         "one_shot": 2 * size + ranks * size + size,
         # stage, reduce a share into staging and result, fetch the others
-        "two_shot": 2 * size + (size + 2 * size // ranks) + 2 * (ranks - 1) * size // ranks,
+        "two_shot": 2 * size + (size + 2 * size // ranks) + others,
         # message and result; every slot that is sent is written and read
         "ring": 2 * size + 2 * ((ranks - 1) * (size + size * 4 // itemsize) // ranks),
+        # reduce a share into bucket and result, fetch the others
+        "bucket": (size + 2 * size // ranks) + others,
     }
     return ranks * each[algorithm]
 
 
-def _case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str:
+def _case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype, room: Room) -> str:
     """Returns the row of the table."""
-    text = str(dtype).removeprefix("torch.")
-    return f"{algorithm} {ranks} ranks {size / (1 << 20):g} MiB {text}"
+    mebibytes, kind = size / (1 << 20), str(dtype).removeprefix("torch.")
+    sizes = f" {room.stage_bytes >> 10}/{room.slot_bytes >> 10} KiB" if room != ROOM else ""
+    return f"{algorithm} {ranks} streams {mebibytes:.4g} MiB {kind}{sizes}"
 
 
-def _layout_for(ranks: int, device: torch.device) -> PeerLayout:
-    """Returns a layout whose ranks together have a channel for every multiprocessor, so all programs are resident."""
-    if device.type != "cuda":
-        return PeerLayout(1, 1024, 4, 512)
-    count = torch.cuda.get_device_properties(device).multi_processor_count
-    return PeerLayout(count // ranks, 512 << 10, 8, 128 << 10)
+def _layout_for(ranks: int, room: Room, device: torch.device) -> PeerLayout:
+    channels = 1  # as a rank of the interpreter must not wait for another
+    if device.type == "cuda":
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        channels = min(room.channels, _RESIDENT * count // ranks)
+    return PeerLayout(channels, room.stage_bytes, room.slots, room.slot_bytes)
+
+
+def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    space = torch.empty(elements + 128, dtype=dtype, device=device)
+    start = -space.data_ptr() % 128 // dtype.itemsize
+    return space[start : start + elements]
 
 
 def _buffers(ranks: int, layout: PeerLayout, device: torch.device) -> list[PeerBuffers]:
-    space = torch.zeros(ranks * layout.bytes + 128, dtype=torch.uint8, device=device)
-    start = -space.data_ptr() % 128
-    regions = [space[start + rank * layout.bytes :][: layout.bytes] for rank in range(ranks)]
+    space = _aligned(ranks * layout.bytes, torch.uint8, device).zero_()
+    regions = space.view(ranks, layout.bytes)
     addresses = [region.data_ptr() for region in regions]
     return [
         PeerBuffers(rank, region, addresses, layout, _SPINS) for rank, region in enumerate(regions)
     ]
 
 
-def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    space = torch.empty(elements + 16, dtype=dtype, device=device)
-    start = -space.data_ptr() % 16 // dtype.itemsize
-    return space[start : start + elements]
+def on_streams(launches: Sequence[Callable[[], None]], device: torch.device) -> Callable[[], None]:
+    """Returns a call that makes each launch on a stream of its own, between earlier and later work of the caller's.
+
+    It can be captured: its streams begin and end at the caller's.
+    """
+    if len(launches) == 1:
+        return launches[0]
+    streams = [torch.cuda.Stream(device) for _ in launches]  # type: ignore[no-untyped-call]
+
+    def call() -> None:
+        current = torch.cuda.current_stream(device)
+        for stream in streams:
+            stream.wait_stream(current)
+        for stream, launch in zip(streams, launches, strict=True):
+            with torch.cuda.stream(stream):
+                launch()
+        for stream in streams:
+            current.wait_stream(stream)
+
+    return call
 
 
 def all_reduce_case(
-    algorithm: str, ranks: int, size: int, dtype: torch.dtype, device: torch.device
+    algorithm: str,
+    ranks: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    room: Room = ROOM,
 ) -> Case:
-    """Returns the all-reduce of `ranks` messages of `size` bytes in one launch."""
-    from fastcoll.kernels.every_rank import prepare_every_rank
-
-    buffers = _buffers(ranks, _layout_for(ranks, device), device)
+    """Returns the all-reduce of `ranks` messages of `size` bytes, each rank on a stream of its own."""
+    buffers = _buffers(ranks, _layout_for(ranks, room, device), device)
     elements = size // dtype.itemsize
     sources = [_aligned(elements, dtype, device).normal_() for _ in range(ranks)]
     outs = [_aligned(elements, dtype, device) for _ in range(ranks)]
-    work = prepare_every_rank(algorithm, "all_reduce", sources, outs, buffers)
+    if algorithm == "bucket":
+        addresses = [source.data_ptr() for source in sources]
+        buckets = torch.tensor(addresses, dtype=torch.int64, device=device)
+        layout = BucketLayout([elements])
+        launches = [
+            BucketAllReduce(layout, dtype, dtype, each, buckets).prepare([out])
+            for each, out in zip(buffers, outs, strict=True)
+        ]
+    else:
+        sides = zip(sources, outs, buffers, strict=True)
+        launches = [_PREPARE[algorithm](*side) for side in sides]
+    work = on_streams(launches, device)
 
     def verify(_: str) -> bool:
         right = verified(work, sources, outs, lambda: [total(sources)] * ranks)
@@ -106,35 +165,30 @@ def all_reduce_case(
         for each in buffers:
             each.check()
 
-    name = _case_name(algorithm, ranks, size, dtype)
+    name = _case_name(algorithm, ranks, size, dtype, room)
     moved = traffic(algorithm, ranks, size, dtype.itemsize)
-    return Case(name, moved, 1, {"fastcoll": work}, verify, check)
+    return Case(name, moved, ranks, {"fastcoll": work}, verify, check)
 
 
 def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case]]:
-    """Yields a maker of each case."""
+    """Yields a maker of each case, the most important first."""
     if small:
         # Interpreted programs run one after another, so a rank that waits for another would wait forever.
         ranks = 2 if device.type == "cuda" else 1
         for algorithm, dtype in product(ALGORITHMS, _DTYPES):
             yield partial(all_reduce_case, algorithm, ranks, 3008, dtype, device)
         return
-    every = list(product(RANKS, ALGORITHMS, SIZES, _DTYPES))
-    every.sort(key=lambda case: case[2] != SIZES[-1])  # first those that the page shows
-    for ranks, algorithm, size, dtype in every:
+    for size, ranks, dtype, algorithm in product(SIZES, reversed(RANKS), _DTYPES, ALGORITHMS):
         yield partial(all_reduce_case, algorithm, ranks, size, dtype, device)
+        if size == SIZES[0] and dtype == _DTYPES[0] and algorithm != "bucket":  # without staging
+            for room in ROOMS[1:]:
+                yield partial(all_reduce_case, algorithm, ranks, size, dtype, device, room)
 
 
 def prepared_launches(
     source: torch.Tensor, out: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields name and prepared launch of each kernel between ranks, with one rank, so without waiting."""
-    from fastcoll.kernels import one_shot, ring, two_shot
-
     (buffers,) = _buffers(1, PeerLayout(2, 8192, 4, 4096), source.device)
-    for name, prepare in (
-        ("one_shot", one_shot.prepare_all_reduce),
-        ("two_shot", two_shot.prepare_all_reduce),
-        ("ring", ring.prepare_all_reduce),
-    ):
+    for name, prepare in _PREPARE.items():
         yield name, prepare(source, out, buffers)

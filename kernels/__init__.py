@@ -8,7 +8,6 @@
     two_shot.py        all-reduce: every rank reduces its share, then fetches the others
     bucket_all_reduce.py   all-reduce of buckets, into the tensors
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
-    every_rank.py      one launch that runs all ranks, for timing on one GPU
 
     _blocks.py _dtypes.py                  device functions of the kernels
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_launch.py

@@ -29,7 +29,6 @@ __all__ = [
     "end",
     "half_of",
     "meet",
-    "part_of",
     "stage_address",
     "table_at",
 ]
@@ -39,26 +38,6 @@ __all__ = [
 def table_at(address):
     """Returns a pointer to the 64-bit words at `address`."""
     return address.to(tl.int64).to(tl.pointer_type(tl.int64))
-
-
-@triton.jit
-def part_of(source, out, rank, channels, EVERY_RANK: tl.constexpr):
-    """Returns this program's channel, rank, source and out.
-
-    A launch runs one rank. With EVERY_RANK it runs all: it has `channels` programs for each rank, and `source` and
-    `out` are addresses of tables.
-    """
-    program = tl.program_id(0)
-    if EVERY_RANK:
-        rank = program // channels
-        return (
-            program % channels,
-            rank,
-            tl.load(table_at(source) + rank),
-            tl.load(table_at(out) + rank),
-        )
-    else:
-        return program, rank, source.to(tl.int64), out.to(tl.int64)
 
 
 @triton.jit

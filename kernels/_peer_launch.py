@@ -19,19 +19,17 @@ if TYPE_CHECKING:
     from fastcoll._load import C
 
 __all__ = [
-    "EVERY_RANK",
     "GRAIN",
+    "OPTIONS",
     "REGISTERS",
     "WARPS",
     "Table",
     "all_reduce_by",
     "arithmetic",
     "block_of",
-    "compiler_options",
     "pack",
     "signature_of",
     "staged_table",
-    "table_of",
     "types_of",
 ]
 
@@ -45,23 +43,15 @@ WARPS = 8
 REGISTERS = 128
 """Limit by which two programs fit on a multiprocessor. Without it the assembler aims for more programs and spills."""
 
-REGISTERS_ALONE = 224
-"""For launches of at most one program on a multiprocessor."""
-
-EVERY_RANK = (torch.float32, torch.bfloat16)
-"""Message dtypes with a launch that runs all ranks."""
+OPTIONS: dict[str, object] = {
+    "maxnreg": REGISTERS,
+    "enable_fp_fusion": False,  # the default differs between releases; a fused sum rounds differently
+}
+"""Compiler options of kernels that reduce: the number of registers, and no fused sums."""
 
 _BLOCK_BYTES = 32 * 32 * WARPS
 
-Table = Mapping[tuple[torch.dtype, torch.dtype, bool], Configuration]
-
-
-def compiler_options(every_rank: bool) -> dict[str, object]:
-    """Returns the compiler options of kernels that reduce: the number of registers, and no fused sums."""
-    return {
-        "maxnreg": REGISTERS_ALONE if every_rank else REGISTERS,
-        "enable_fp_fusion": False,  # the default differs between releases; a fused sum rounds differently
-    }
+Table = Mapping[tuple[torch.dtype, torch.dtype], Configuration]
 
 
 def block_of(message: torch.dtype, wire: torch.dtype) -> int:
@@ -84,35 +74,27 @@ def types_of(first: torch.dtype, second: torch.dtype) -> str:
     return dtype_name(first) + (f"->{dtype_name(second)}" if second != first else "")
 
 
-def table_of(configuration: Any) -> Table:
-    """Returns `configuration(message, wire, every_rank)` for all supported keys."""
-    keys = [(message, wire, False) for message, wire in PAIRS]
-    keys += [(dtype, dtype, True) for dtype in EVERY_RANK]
-    return {key: configuration(*key) for key in keys}
-
-
 @functools.cache
 def staged_table(algorithm: str, kernel: Any) -> Table:
     """Returns the configurations of a kernel that uses staging."""
 
-    def configuration(message: torch.dtype, wire: torch.dtype, every_rank: bool) -> Configuration:
+    def configuration(message: torch.dtype, wire: torch.dtype) -> Configuration:
         return Configuration(
-            name=f"{algorithm} {types_of(message, wire)}" + " every rank" * every_rank,
+            name=f"{algorithm} {types_of(message, wire)}",
             kernel=kernel,
             signature=signature_of(kernel),
             constexprs={
                 "MESSAGE": ELEMENT[message],
                 "WIRE": ELEMENT[wire],
                 "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
-                "EVERY_RANK": every_rank,
                 "BLOCK": block_of(message, wire),
             },
             divisible_by_16=frozenset({"stage_bytes"}),
             num_warps=WARPS,
-            options=compiler_options(every_rank),
+            options=OPTIONS,
         )
 
-    return table_of(configuration)
+    return {pair: configuration(*pair) for pair in PAIRS}
 
 
 def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[..., C.Launch]:
@@ -132,7 +114,6 @@ def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[.
         op: str = "sum",
         scale: float = 1.0,
         wire_dtype: torch.dtype | None = None,
-        _every_rank: torch.Tensor | None = None,
     ) -> C.Launch:
         """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
@@ -144,7 +125,6 @@ def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[.
             op: "sum", "avg", "min", "max" or "product".
             scale: Factor of the result, applied before rounding.
             wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
-            _every_rank: As for ``pack``.
 
         Raises:
             RuntimeError: The buffers are closed.
@@ -154,19 +134,17 @@ def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[.
         grain = GRAIN * (peers.world_size if cuts else 1)
         staged = stage // wire.itemsize // grain * grain
         # C++ computes the number of programs, and a piece's elements, from the number of elements.
-        ranks = 1 if _every_rank is None else peers.world_size
         return pack(
-            staged_table(algorithm, kernel)[source.dtype, wire, _every_rank is not None],
+            staged_table(algorithm, kernel)[source.dtype, wire],
             peers,
             channels,
             (source, out),
-            _every_rank,
             (
                 *(source.numel(), 0, stage),
                 *arithmetic(op, scale, peers),
                 *(peers.spins, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
             ),
-            pieces=(5, block_of(source.dtype, wire), grain, staged, channels, ranks),
+            pieces=(5, block_of(source.dtype, wire), grain, staged, channels),
         )
 
     return prepare_all_reduce
@@ -182,18 +160,16 @@ def pack(
     peers: PeerBuffers,
     programs: int,
     tensors: tuple[torch.Tensor, torch.Tensor],
-    every_rank: torch.Tensor | None,
     arguments: tuple[int, ...],
     **places: Any,
 ) -> C.Launch:
-    """Returns the launch for one rank, or with `every_rank` for all ranks.
+    """Returns the launch of one rank.
 
     Args:
-        configuration: The configuration for one rank or for all.
+        configuration: The configuration.
         peers: The ranks' buffers.
         programs: Channels; 0 to launch nothing.
         tensors: This rank's source and out.
-        every_rank: Addresses of all ranks' sources and outs: int64 [2, world size] on the device, contiguous; or None.
         arguments: The kernel's arguments after the number of channels.
         places: As for ``prepared``.
 
@@ -201,17 +177,16 @@ def pack(
         RuntimeError: The buffers are closed.
     """
     peers.require_open()
-    first, second = tensors if every_rank is None else every_rank
-    grid = programs if every_rank is None else programs * peers.world_size
+    source, out = tensors
     return prepared(
         configuration,
         peers.device,
-        grid,
+        programs,
         (
-            *(first.data_ptr(), second.data_ptr(), peers.table.data_ptr()),
+            *(source.data_ptr(), out.data_ptr(), peers.table.data_ptr()),
             *(peers.rank, peers.world_size, programs, *arguments),
         ),
-        (every_rank, peers),
+        peers,
         source_at=0,
         out_at=1,
         **places,

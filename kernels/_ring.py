@@ -28,7 +28,7 @@ import triton.language as tl
 
 from fastcoll.kernels._arithmetic import averager, combine, factor_of, finish
 from fastcoll.kernels._dtypes import narrow, widen
-from fastcoll.kernels._exchange import begin, end, part_of, table_at
+from fastcoll.kernels._exchange import begin, end, table_at
 from fastcoll.kernels._pieces import NARROW, as_mask, pointer, whole
 from fastcoll.kernels._signals import (
     ARRIVED,
@@ -156,10 +156,12 @@ def ring_kernel(
     source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
     segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Steps `first` to `last` of one rank or of EVERY_RANK, a program per channel; see the head of the file."""
-    channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
+    """Steps `first` to `last` of one rank, a program per channel; see the head of the file."""
+    channel = tl.program_id(0)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
     peers = table_at(peers)
     alive, sent = begin(peers, world, rank, channel, 1)
     received = sent

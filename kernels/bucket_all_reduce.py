@@ -35,10 +35,10 @@ from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed
 from fastcoll.kernels._exchange import begin, end, meet, table_at
 from fastcoll.kernels._launch import kernel_on, prepared
 from fastcoll.kernels._peer_launch import (
+    OPTIONS,
     WARPS,
     arithmetic,
     block_of,
-    compiler_options,
     signature_of,
     types_of,
 )
@@ -178,7 +178,7 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
             "PIECE": _PIECE,
         },
         num_warps=WARPS,
-        options=compiler_options(False),
+        options=OPTIONS,
     )
 
 

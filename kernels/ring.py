@@ -10,17 +10,16 @@ import torch
 import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype
 from fastcoll.kernels._peer_launch import (
     GRAIN,
+    OPTIONS,
     REGISTERS,
     WARPS,
     Table,
     arithmetic,
-    compiler_options,
     pack,
     signature_of,
-    table_of,
     types_of,
 )
 from fastcoll.kernels._ring import ring_kernel
@@ -43,7 +42,6 @@ def _configuration(
     block: int,
     options: dict[str, object],
     reduces: bool = False,
-    every_rank: bool = False,
     wide: bool = True,
 ) -> Configuration:
     return Configuration(
@@ -53,7 +51,6 @@ def _configuration(
         constexprs={
             **dict(zip(("MESSAGE", "WIRE", "ACCUMULATE"), dtypes, strict=True)),
             "REDUCES": reduces,
-            "EVERY_RANK": every_rank,
             "BLOCK": block,
         },
         divisible_by_16=frozenset({"slot_bytes"}),
@@ -63,20 +60,19 @@ def _configuration(
     )
 
 
-def _reducing_one(message: torch.dtype, wire: torch.dtype, every_rank: bool) -> Configuration:
+def _reducing_one(message: torch.dtype, wire: torch.dtype) -> Configuration:
     return _configuration(
-        types_of(message, wire) + " every rank" * every_rank,
+        types_of(message, wire),
         (ELEMENT[message], ELEMENT[wire], ELEMENT[accumulate_dtype(message)]),
         8192 // wire.itemsize,
-        compiler_options(every_rank),
+        OPTIONS,
         reduces=True,
-        every_rank=every_rank,
     )
 
 
 @functools.cache
 def _reducing() -> Table:
-    return table_of(_reducing_one)
+    return {pair: _reducing_one(*pair) for pair in PAIRS}
 
 
 @functools.cache
@@ -95,7 +91,7 @@ def _gathering() -> dict[int, Configuration]:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all configurations that the functions of this module can launch, those for all ranks included."""
+    """Yields all configurations that the functions of this module can launch."""
     yield from _reducing().values()
     yield from _gathering().values()
 
@@ -108,7 +104,6 @@ def prepare_all_reduce(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-    _every_rank: torch.Tensor | None = None,
 ) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
@@ -126,7 +121,6 @@ def prepare_all_reduce(
         (op, scale, wire_dtype),
         (count, chunk, chunk),
         2 * peers.world_size - 2,
-        _every_rank,
     )
 
 
@@ -138,7 +132,6 @@ def prepare_reduce_scatter(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-    _every_rank: torch.Tensor | None = None,
 ) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks; rank r gets chunk r.
 
@@ -154,7 +147,6 @@ def prepare_reduce_scatter(
         (op, scale, wire_dtype),
         (source.numel(), out.numel(), 0),
         peers.world_size - 1,
-        _every_rank,
     )
 
 
@@ -179,7 +171,6 @@ def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffe
         (source, out),
         peers,
         programs,
-        None,
         (chunk * peers.world_size, chunk, 0, chunk, segment // item),
         (peers.world_size - 1, 2 * peers.world_size - 2),
         arithmetic("sum", 1.0, peers),
@@ -193,7 +184,6 @@ def _reduce(
     call: tuple[str, float, torch.dtype | None],
     geometry: tuple[int, int, int],
     last: int,
-    every_rank: torch.Tensor | None,
 ) -> C.Launch:
     """Returns the launch of steps 0 to `last`; `geometry` is count, chunk, and the stride of results, in elements."""
     source, out = tensors
@@ -201,11 +191,10 @@ def _reduce(
     count, chunk, out_stride = geometry
     segment, programs = _segments(peers, chunk, accumulate_dtype(source.dtype).itemsize, GRAIN)
     return _packed(
-        _reducing()[source.dtype, wire_dtype or source.dtype, every_rank is not None],
+        _reducing()[source.dtype, wire_dtype or source.dtype],
         tensors,
         peers,
         programs,
-        every_rank,
         (count, chunk, chunk, out_stride, segment),
         (0, last),
         arithmetic(op, scale, peers),
@@ -229,7 +218,6 @@ def _packed(
     tensors: tuple[torch.Tensor, torch.Tensor],
     peers: PeerBuffers,
     programs: int,
-    every_rank: torch.Tensor | None,
     geometry: tuple[int, ...],
     steps: tuple[int, int],
     numbers: tuple[int, int, int],
@@ -237,4 +225,4 @@ def _packed(
 ) -> C.Launch:
     slots = (peers.layout.slots, peers.layout.slot_bytes)
     arguments = (*geometry, *slots, *steps, *numbers, peers.spins, int(aligned))
-    return pack(configuration, peers, programs, tensors, every_rank, arguments)
+    return pack(configuration, peers, programs, tensors, arguments)

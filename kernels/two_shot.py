@@ -22,7 +22,7 @@ import triton.language as tl
 
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
+from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
 from fastcoll.kernels._peer_launch import all_reduce_by, staged_table
 from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
@@ -50,10 +50,12 @@ def two_shot_kernel(
     source, out, peers, rank, world, channels, count, piece, stage_bytes,
     op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The part of one rank or of EVERY_RANK, a program per channel; see the head of the file."""
-    channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
+    """One rank's part, a program per channel; see the head of the file."""
+    channel = tl.program_id(0)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
     factor = factor_of(scale, ACCUMULATE)

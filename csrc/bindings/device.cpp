@@ -69,7 +69,7 @@ void bindKernels(py::module_& m) {
   py::class_<Launch>(m, "Launch")
       .def(py::init([](std::shared_ptr<Kernel> kernel, std::int64_t programs,
                        const std::vector<std::int64_t>& arguments, py::object held, int sourceAt,
-                       int outAt, const std::optional<std::array<std::int64_t, 6>>& pieces) {
+                       int outAt, const std::optional<std::array<std::int64_t, 5>>& pieces) {
              Launch made;
              made.kernel = std::move(kernel);
              made.programs = programs;
@@ -78,8 +78,8 @@ void bindKernels(py::module_& m) {
              made.sourceAt = sourceAt;
              made.outAt = outAt;
              if (pieces) {
-               const auto [at, block, grain, most, channels, ranks] = *pieces;
-               made.pieces = Pieces{static_cast<int>(at), block, grain, most, channels, ranks};
+               const auto [at, block, grain, most, channels] = *pieces;
+               made.pieces = Pieces{static_cast<int>(at), block, grain, most, channels};
              }
              return made;
            }),

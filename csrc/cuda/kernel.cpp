@@ -147,7 +147,7 @@ void Launch::launch(void* stream, KernelArguments&& given) const {
     const std::int64_t shared = std::max<std::int64_t>(channels, 1) * pieces->grain;
     given[pieces->at] = channels;
     given[pieces->at + 2] = std::min(ceilDiv(count, shared) * pieces->grain, pieces->most);
-    grid = channels * pieces->ranks;
+    grid = channels;
   }
   if (grid != 0) kernel->launch(static_cast<unsigned>(grid), given, stream);
 }

@@ -52,7 +52,6 @@ struct Pieces {
   std::int64_t grain = 1;     // elements: pieces are multiples of it
   std::int64_t most = 1;      // elements of a piece
   std::int64_t programs = 1;  // at most
-  std::int64_t ranks = 1;     // a launch runs the programs of so many ranks
 };
 
 /// A kernel with its arguments. It can be repeated, and captured in a graph.

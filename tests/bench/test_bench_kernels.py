@@ -137,6 +137,7 @@ def test_without_the_bandwidth_of_a_copy_there_is_no_share_of_it(measured: Any) 
         ("one_shot", 4 * (1 + 1 + 4 + 1)),
         ("two_shot", 4 * (1 + 1) + 4 + 1 + 1 + 3 + 3),
         ("ring", 4 * (1 + 1) + 2 * (2 * 3 + 3)),  # partial sums in float32
+        ("bucket", 4 + 1 + 1 + 3 + 3),
     ],
 )
 def test_traffic_is_that_of_the_formulas(algorithm: str, total: int) -> None:

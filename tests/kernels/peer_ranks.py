@@ -191,8 +191,12 @@ class Call:
 
     def launch(self, rank: int, buffers: Any) -> None:
         """Launches one rank's kernel on the current stream."""
+        self.prepared(rank, buffers)()
+
+    def prepared(self, rank: int, buffers: Any) -> Any:
+        """Returns one rank's launch."""
         sides = self.sources[rank], self.outs[rank], buffers
-        prepare(self.case.algorithm, self.case.collective, *sides, **self.options)()
+        return prepare(self.case.algorithm, self.case.collective, *sides, **self.options)
 
     def compare(self, *ranks: int) -> int:
         """Fails unless these ranks (all) have the oracle's bits, and nothing beside them; returns their number."""

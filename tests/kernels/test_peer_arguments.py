@@ -64,7 +64,6 @@ def test_no_kernel_fuses_a_product_and_a_sum() -> None:
 def test_every_launch_is_of_a_listed_configuration():
     peers = peer_ranks.open_buffers()
     from fastcoll.kernels import _launch
-    from fastcoll.kernels.every_rank import prepare_every_rank
 
     _launch._kernels.clear()  # of other tests on this rank
     algorithms = ("one_shot", "two_shot", "ring")
@@ -80,10 +79,6 @@ def test_every_launch_is_of_a_listed_configuration():
     for dtype in (torch.int32, torch.uint8):
         x, y = torch.ones(64, dtype=dtype)[:61], torch.ones(61, dtype=dtype)
         peer_ranks.prepare("ring", "all_gather", x, y, peers)()
-    for dtype, algorithm in itertools.product([torch.float32, torch.bfloat16], algorithms):
-        x, y = torch.ones(64, dtype=dtype), torch.zeros(64, dtype=dtype)
-        prepare_every_rank(algorithm, "all_reduce", [x], [y], [peers])()
-        assert torch.all(y == 1)
     peers.check()
     used = [configuration for configuration, _ in _launch._kernels.values()]
     assert all(any(each is other for other in listed) for each in used)

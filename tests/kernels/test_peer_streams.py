@@ -5,6 +5,7 @@ fewer than its multiprocessors. The host allocates nothing and loads no code bet
 kernel that waits. In a process of its own, whose streams each have a queue of the device.
 """
 
+import os
 import random
 import time
 from typing import Any
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
 DEADLINE = 100.0  # seconds; the first call starts a context and compiles
+SOAK = float(os.environ.get("FASTCOLL_TEST_SOAK", "5"))  # tools/gpu.sh experiment: minutes
+BATCH = 1000  # rounds between two comparisons
 # Not all, as each takes a second to compile.
 TYPES = {torch.float32, torch.bfloat16, torch.int64, torch.uint8, None}
 
@@ -46,7 +49,7 @@ def test_any_calls_on_the_same_buffers_are_the_oracle(
         and {case.dtype, case.wire} <= TYPES
     ]
     assert len(cases) > 40
-    for ranks in (2, 4):
+    for ranks in (2, 4, 8):
         (compared,) = compiled(1).run(played, cases, ranks, init=False, deadline=DEADLINE)
         assert compared > 10_000
 
@@ -77,6 +80,90 @@ def test_a_rank_that_never_launches_is_named(
     for peer, _, missing, text in faults.values():
         assert peer == absent or (algorithm == "ring" and missing == [absent])
         assert f"within {DEVICE_SPINS // 10} polls" in text
+
+
+def test_rounds_of_any_calls_with_pauses_keep_every_bit(compiled: Worlds) -> None:
+    """Eight ranks with all channels that fit: sizes, kernels, order of the launches and pauses are random."""
+    (rounds,) = compiled(1).run(soaked, SOAK, 8, init=False, deadline=DEADLINE + SOAK)
+    print(f"{rounds} rounds of 8 ranks in {SOAK:.0f} s")
+    assert rounds >= BATCH
+
+
+def soaked(seconds: float, ranks: int) -> int:
+    from fastcoll.cuda.symmetric import ROOM
+    from fastcoll.kernels.peers import PeerLayout
+
+    choose = random.Random(2)
+    resident = 2 * torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    channels = min(ROOM.channels, resident // ranks)
+    layout = PeerLayout(channels, ROOM.stage_bytes, ROOM.slots, ROOM.slot_bytes)
+    buffers = buffers_on(DEVICE, ranks, layout)
+    calls = [Call.of(random_case(choose), ranks, DEVICE) for _ in range(48)]
+    launches = [[call.prepared(rank, each) for rank, each in enumerate(buffers)] for call in calls]
+    streams = [torch.cuda.Stream(DEVICE) for _ in buffers]
+    torch.cuda.synchronize(DEVICE)
+    rounds, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        used = set()
+        for call in calls:
+            for out in call.outs:
+                out.fill_(7)
+        torch.cuda.synchronize(DEVICE)
+        for _ in range(BATCH):
+            number = choose.randrange(len(calls))
+            used.add(number)
+            for rank in choose.sample(range(ranks), ranks):
+                with torch.cuda.stream(streams[rank]):
+                    if choose.random() < 0.01:
+                        torch.cuda._sleep(choose.randrange(200_000))  # cycles
+                    launches[number][rank]()
+        torch.cuda.synchronize(DEVICE)
+        for each in buffers:
+            each.check()
+        for number in used:
+            calls[number].compare()
+        rounds += BATCH
+    return rounds
+
+
+def random_case(choose: random.Random) -> Case:
+    """Returns a call of at most 1 MiB, most of them short."""
+    collective, algorithm = choose.choice(KINDS)
+    dtype = choose.choice([torch.float32, torch.bfloat16])
+    count = int(2 ** choose.uniform(0, 17))
+    return Case(collective, algorithm, dtype, count, seed=choose.randrange(1, 1000))
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+def test_captured_launches_of_all_ranks_are_replayed(algorithm: str, compiled: Worlds) -> None:
+    """Counters lie on the device, so each replay is a round of its own. The benchmark's times are of such graphs."""
+    (compared,) = compiled(1).run(replayed, algorithm, init=False, deadline=DEADLINE)
+    assert compared == 3 * 4 * 20_001
+
+
+def replayed(algorithm: str) -> int:
+    from fastcoll.bench.peer_cases import on_streams
+    from fastcoll.kernels.peers import PeerLayout
+
+    ranks, compared = 4, 0
+    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512))
+    call = Call.of(Case("all_reduce", algorithm, torch.float32, 20_001, seed=1), ranks, DEVICE)
+    launches = [call.prepared(rank, buffers[rank]) for rank in range(ranks)]
+    torch.cuda.synchronize(DEVICE)
+    work = on_streams(launches, DEVICE)
+    work()
+    torch.cuda.synchronize(DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for _ in range(3):
+        for out in call.outs:
+            out.fill_(7)
+        graph.replay()
+        for each in buffers:
+            each.check()
+        compared += call.compare()
+    return compared
 
 
 def test_a_wait_lasts_at_least_as_long_as_its_limit_says(compiled: Worlds) -> None:
