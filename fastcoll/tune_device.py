@@ -60,6 +60,7 @@ def measure_device(
     engine = engine_of(group.group_name)
     assert engine is not None
     index = torch.accelerator.current_device_index() if device.index is None else device.index
+    engine.all_reduces[index].has_kernels()
     topology = engine.all_reduces[index].region.topology
     backend: Any = group._get_backend(device)
     reduce = partial(backend.all_reduce_list, op=dist.ReduceOp.SUM)

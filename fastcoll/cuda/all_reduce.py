@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -91,6 +92,7 @@ class AllReduces:
         self._kernel_device = kernel_device
         self._forced = forced
         self._aborted = aborted
+        self._voting = threading.Lock()
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
         # By stream and capture; held by the plans, which go with their graph.
         self._captured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
@@ -100,7 +102,7 @@ class AllReduces:
         """Returns the size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all."""
         topology = self.region.topology
         if self._forced in ("auto", "nccl"):
-            if not topology.kernels:
+            if not topology.kernels and self.region.vote is None:
                 return 0
             if self._forced == "nccl" or not topology.peers or topology.ranks == 1:
                 return 1  # lists are fused by kernels, tensors are not
@@ -122,8 +124,14 @@ class AllReduces:
             The plan; None: NCCL serves all such tasks, whatever their tensors' addresses.
 
         Raises:
-            ValueError: The forced algorithm, or any algorithm, cannot serve a call.
+            ValueError: The forced algorithm, or any algorithm, cannot serve a call. Or the group's first call for
+                kernels is captured.
         """
+        if capture and self.region.vote is not None and _for_kernels(tasks, given):
+            raise ValueError(
+                "the group's first call with a list of tensors, or with options, on a device compiles kernels, which "
+                "cannot be captured into a graph. Make one such call before the capture."
+            )
         if self.timeout != self._timeout:
             self._take_timeout()
         chosen, left = self._chosen(tasks, CallOptions(*given))
@@ -152,14 +160,30 @@ class AllReduces:
             written = address_table(outs, self._kernel_device)
         return read.data_ptr(), written.data_ptr(), (read, written)
 
+    def has_kernels(self) -> bool:
+        """Returns whether kernels run on all ranks, which agree on that first; each calls it at the same place.
+
+        Raises:
+            DistBackendError: A rank did not arrive in time or died, or the group was aborted.
+        """
+        with self._voting:
+            if self.region.vote is not None:
+                self.region = replace(self.region, topology=self.region.vote(), vote=None)
+        return self.region.topology.kernels
+
     def compile(self, tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
-        """Compiles the kernels that such a plan launches; from any thread.
+        """Compiles the kernels that such a plan launches; from any thread, before a call that is not captured.
 
         The steps are dropped, because a plan belongs to a stream and only ``plan`` has the stream.
 
         Returns:
             Whether there is a plan; if not, NCCL serves such tasks at any address.
+
+        Raises:
+            DistBackendError: The ranks could not agree whether kernels run on all of them.
         """
+        if _for_kernels(tasks, given):
+            self.has_kernels()
         try:
             chosen, _ = self._chosen(tasks, CallOptions(*given))
             self._prepared(chosen, tasks, self._new_memory)
@@ -281,6 +305,11 @@ class AllReduces:
         if len(self._workspaces) > _MOST_WORKSPACES:
             self._workspaces.popitem(last=False)
         return known
+
+
+def _for_kernels(tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
+    """Returns whether kernels may serve these tasks where the ranks map no memory: a list, or one with options."""
+    return len(tasks) > 1 or bool(given)
 
 
 def _call(

@@ -7,12 +7,16 @@ The ranks agree on every step through the store, because a rank that took anothe
 4. whether each rank could map;
 5. whether the kernels between ranks compile on each rank, and then whether they are right (self_test.py).
 If one rank fails, all ranks use NCCL, and rank 0 logs the reason once.
+
+A group whose ranks map nothing takes step 2 at its first call that a kernel may serve: a list, or one with options
+(``Region.vote``). So a program that makes no such call imports no Triton and compiles nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -98,12 +102,15 @@ class Region:
         thresholds: Those of rank 0 and its device's name, because devices of other hosts may differ.
         peers: The memory, if it is mapped.
         processes: Those of the other ranks, if it is mapped.
+        vote: Agrees whether kernels run on all ranks, and returns the topology with that; None: it is known. All ranks
+            call it at the same place among their calls. It raises DistBackendError as ``open_region`` does.
     """
 
     topology: Topology
     thresholds: Thresholds
     peers: PeerMemory | None = None
     processes: C.PeerProcesses = field(default_factory=lambda: C.PeerProcesses({}))
+    vote: Callable[[], Topology] | None = None
 
 
 def _record(
@@ -111,7 +118,7 @@ def _record(
 ) -> dict[str, Any]:
     """Returns what this rank has; a problem is part of the record, because the other ranks wait for the record."""
     found: dict[str, Any] = {
-        "triton": "",
+        "triton": False,
         "missing": "",
         "host": "",
         "device": "",
@@ -123,14 +130,10 @@ def _record(
         found["missing"] = f"memory of {device.type} devices cannot be mapped"
         return found
     try:
-        import triton
-
-        found["triton"] = str(triton.__version__)
-    except Exception as error:  # no Triton, or one that does not work here
-        text = f"Triton cannot be imported: {type(error).__name__}: {error}"
-        found["missing"] = f"{text[:400]}. pip install 'fastcoll[triton]'"
-        return found
-    try:
+        found["triton"] = importlib.util.find_spec("triton") is not None
+        if not found["triton"]:
+            found["missing"] = "Triton is not installed. pip install 'fastcoll[triton]'"
+            return found
         found["missing"] = mapper.missing()
         if not found["missing"]:
             found["host"] = mapper.host()
@@ -266,17 +269,24 @@ def open_region(
             raise member.fault("init", verdict.difference)
         thresholds = Thresholds(**verdict.thresholds)
         without = functools.partial(_without, member, thresholds)
-        kernels = verdict.triton and mapper is not None
-        if kernels and mapper is not None:
-            try:
-                ballot.together("kernels", lambda: _try_lists(mapper, device), patience)
-            except Refused as refused:
-                return without(False, str(refused), unexpected=True)
         reason = verdict.reason
         if member.size == 1 and wish.algorithm in ("auto", "nccl"):
             reason = reason or "there is one rank"
-        if reason or mapper is None:
-            return without(kernels, reason)
+        if not verdict.triton or mapper is None:
+            return without(False, reason)
+
+        def vote() -> Topology:
+            try:
+                ballot.together("kernels", lambda: _try_lists(mapper, device), patience)
+            except Refused as refused:
+                return without(False, str(refused), unexpected=True).topology
+            return Topology(member.size, kernels=True, reason=reason)
+
+        if reason:
+            return replace(without(False, reason), vote=vote)
+        topology = vote()
+        if not topology.kernels:
+            return Region(topology, thresholds)
         processes = C.PeerProcesses(
             {rank: pid for rank, pid in enumerate(verdict.pids) if rank != member.rank}
         )
@@ -297,10 +307,10 @@ def open_region(
                 share,
             )
         except Refused as refused:
-            return without(kernels, str(refused), unexpected=True)
+            return without(True, str(refused), unexpected=True)
         unless_mapped.pop_all()
     peers.limit_waits(timeout)
-    topology = Topology(member.size, kernels, True, wish.room.bucket_bytes)
+    topology = Topology(member.size, True, True, wish.room.bucket_bytes)
     return Region(topology, thresholds, peers, processes)
 
 

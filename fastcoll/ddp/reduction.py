@@ -305,4 +305,4 @@ def _casts(tensor: Tensor, group: ProcessGroup) -> bool:
 
     engine = engine_of(group.group_name)
     reduces = engine.all_reduces.get(tensor.device.index) if engine is not None else None
-    return reduces is not None and reduces.region.topology.kernels
+    return reduces is not None and reduces.has_kernels()

@@ -142,6 +142,7 @@ def test_each_bucket_of_gradients_is_one_list():
     """GPT-2 medium, whose mean gradient has 5 MB; and all its gradients at once, which are cut."""
     dist.all_reduce(torch.ones(3, device=peer_memory.DEVICE))
     reduces = peer_memory.reduces_of()
+    assert reduces.has_kernels()
 
     def launches(shapes):
         tasks = [("all_reduce", torch.float32, "AVG", 0, 0, math.prod(shape)) for shape in shapes]

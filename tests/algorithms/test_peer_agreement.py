@@ -73,12 +73,44 @@ def test_a_triton_that_does_not_work_on_one_rank():
             sys.modules["triton"] = triton
     topology = peer_memory.reduces_of(group).region.topology
     assert not topology.kernels and not topology.peers
-    assert topology.reason.startswith("rank 1: Triton cannot be imported: ModuleNotFoundError")
+    assert topology.reason.startswith("rank 1: Triton is not installed")
     with pytest.raises(ValueError, match="all_to_all: the kernels need Triton on all ranks"):
         fastcoll.all_reduce_coalesced([x], group=group, wire_dtype=torch.bfloat16)
     many = [torch.ones(30, device=DEVICE) for _ in range(6)]
     fastcoll.all_reduce_coalesced(many, group=group)
     assert all(tensor.cpu().eq(2).all() for tensor in many)
+
+
+@pytest.mark.parametrize("works", [True, False])
+@on_ranks(3, world="peer_world")
+def test_ranks_that_map_nothing_try_kernels_at_the_first_list(works):
+    """A program without lists, wires and other options imports no Triton, and compiles nothing."""
+    tried = []
+
+    def require(device):
+        tried.append(device)
+        if not works and dist.get_rank() == 1:
+            raise RuntimeError("no compiler in this test")
+        self_test.require_lists(device)
+
+    refuses = {"missing"} if dist.get_rank() == 1 else set()
+    with (
+        peer_memory.MAPPER.changed(refuses=refuses),
+        mock.patch.object(symmetric, "require_lists", require),
+    ):
+        group = dist.new_group()
+        x = torch.ones(30, device=DEVICE)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(3).all() and not tried
+        for _ in range(2):
+            many = [torch.ones(30, device=DEVICE) for _ in range(6)]
+            fastcoll.all_reduce_coalesced(many, group=group)
+            assert all(tensor.cpu().eq(3).all() for tensor in many)
+            assert len(tried) == 1
+    topology = peer_memory.reduces_of(group).region.topology
+    assert topology.kernels == works and not topology.peers
+    reason = "nothing is mapped in this test" if works else "RuntimeError: no compiler in this test"
+    assert topology.reason == f"rank 1: {reason}"
 
 
 @contextlib.contextmanager
@@ -180,7 +212,7 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
     assert len(said) == (dist.get_rank() == 0)
     level = logging.INFO if change in ("host", "device", "missing") else logging.WARNING
     assert all(entry.levelno == level for entry in said)
-    assert reduces.region.topology.kernels == (change != "lists")
+    assert reduces.has_kernels() == (change != "lists")
     told = {each["name"]: each.get("devices") for each in info.groups()}
     reason = reduces.region.topology.reason
     assert reason.startswith(expected)
