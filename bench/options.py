@@ -13,7 +13,7 @@ from fastcoll.bench.sizes import parse_size, size_text
 
 __all__ = [
     *("DTYPES", "HOST_CALLS", "MOST_ATTEMPTS", "OPS", "WORDS"),
-    *("engine_parser", "hosts_parser", "kernels_parser", "parse"),
+    *("clipped_step_parser", "engine_parser", "hosts_parser", "kernels_parser", "parse"),
 ]
 
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double")
@@ -185,6 +185,26 @@ def hosts_parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=20, help="of a call (%(default)s)")
     add("--json", type=Path, help="write the record")
     add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
+    return parser
+
+
+def clipped_step_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.clipped_step."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.clipped_step",
+        description="A training step of GPT-2 with clipped gradients, by DDP and by GradientSynchronizer.",
+    )
+    add, positive = parser.add_argument, _number(int, 1)
+    # fmt: off
+    add("--device", choices=("cpu", "cuda"), default="cuda", help="(%(default)s)")
+    add("--layers", type=positive, default=12, help="of the model (%(default)s)")
+    add("--width", type=positive, default=768, help="of the model, a multiple of 64 (%(default)s)")
+    add("--batch", type=positive, default=8, help="sequences of a step (%(default)s)")
+    add("--length", type=positive, default=1023, help="tokens of a sequence, without the last (%(default)s)")
+    add("--steps", type=positive, default=10, help="of a turn (%(default)s)")
+    add("--rounds", type=positive, default=5, help="turns of each way (%(default)s)")
+    add("--json", type=Path, default=None, help="write every statistic")
+    # fmt: on
     return parser
 
 

@@ -161,6 +161,8 @@ def command_problem(record: dict[str, Any]) -> str:
                     options.engine_parser().parse_args(given)
                 case ["python", "-m", "fastcoll.bench.kernels", *given]:
                     options.kernels_parser().parse_args(given)
+                case ["python", "-m", "fastcoll.bench.clipped_step", *given]:
+                    options.clipped_step_parser().parse_args(given)
                 case ["python", file] if (ROOT / file).is_file():
                     pass
                 case [".ci/run", step] if re.search(rf"^{step}\(\)", read(".ci/run"), re.MULTILINE):
@@ -199,7 +201,7 @@ def figures() -> Iterator[str]:
         for one in faults
         if "success was reported" in one["backends"].get("gloo", {}).get("detail", "")
     ]
-    gradients = record("ddp_fused_cpu_2ranks")["cases"][0]
+    gradients = record("ddp_cpu_2ranks")["cases"][0]
     expected = (
         f"at least {int(min(ratios) * 10) / 10}x",
         f"{passed} pass, {failed - only} fail on Gloo too, [{only} only here]",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The kernels and the engine on this machine's GPU: tests, then benchmarks.
 #   tools/gpu.sh                               all parts, and what they print into OUT/gpu.txt
-#   tools/gpu.sh kernels|engine|gradients      one part, of 8, 8 and 6 minutes at most
+#   tools/gpu.sh tests|experiment|gradients    one part, of at most 10 minutes
 # PYTHON (python3) has torch, CuPy, Triton, NCCL and pytest, so no network is needed. Results go to OUT (bench/results).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,7 +13,7 @@ status=0
 if [ $# = 0 ]; then
   export PYTHONUNBUFFERED=1 # so that the log has what a part printed before its time was up
   {
-    for part in kernels engine gradients; do
+    for part in tests experiment gradients; do
       OUT=$out PYTHON=$python bash tools/gpu.sh "$part" || status=$? # one part goes on when another fails
     done
     (cd build/package && "$python" -m fastcoll info) || status=$?
@@ -31,7 +31,7 @@ cd build/package
 export PYTHONPATH=$PWD
 
 tests() {
-  timeout "$1" "$python" -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu "../../tests/$2" || status=$?
+  timeout "$1" "$python" -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu "${@:2}" || status=$?
 }
 
 measure() {
@@ -39,15 +39,17 @@ measure() {
 }
 
 case $1 in
-  kernels)
-    tests 220 kernels
-    measure 240 fastcoll.bench.kernels --json "$out/kernels_cuda.jsonl"
+  tests)
+    tests 220 ../../tests/kernels
+    tests 350 ../../tests/gpu
     ;;
-  engine)
-    tests 350 gpu
+  experiment)
+    # Eight ranks as streams, with what ships: many rounds compared bit by bit, then times by size and room.
+    export FASTCOLL_TEST_SOAK=150
+    tests 210 ../../tests/kernels/test_peer_streams.py -k rounds_of_any_calls -s
+    measure 200 fastcoll.bench.kernels --seconds 160 --json "$out/kernels_cuda.jsonl"
     measure 70 fastcoll.bench.engine --json "$out/engine_cuda.jsonl"
-    measure 60 fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
-      -b 1K -e 256M -f 16 --json "$out/all_reduce_cuda_1rank.jsonl"
+    measure 110 fastcoll.bench.clipped_step --json "$out/clipped_step_cuda.jsonl"
     ;;
   gradients)
     # What surrounds the collectives of a training step, at one rank. There fastcoll would hand lists of tensors to NCCL
@@ -58,7 +60,7 @@ case $1 in
       --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
     ;;
   *)
-    echo "tools/gpu.sh: expected kernels, engine or gradients, got $1" >&2
+    echo "tools/gpu.sh: expected tests, experiment or gradients, got $1" >&2
     exit 2
     ;;
 esac
