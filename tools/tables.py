@@ -49,31 +49,23 @@ def _ddp(name: str) -> list[str]:
     return [*markdown(head, rows, 3), *source(name, record)]
 
 
+_ONE_HOST = "collectives_cpu_2ranks.jsonl"
+
+
 def _all_reduce() -> list[str]:
-    name = "all_reduce_cpu_2ranks.jsonl"
-    record, rows = record_of(name), []
+    record, rows = record_of(_ONE_HOST), []
     for case in record["cases"]:
+        if case["collective"] != "all_reduce":
+            continue
         times = medians(case)
-        ours, shared = times.pop("fastcoll"), times.pop("fastcoll-shared", None)
-        gloo = times.pop("gloo")
-        best = min(times, key=lambda key: times[key], default=None)
-        other = times[best] if best else None
-        rows.append([
-            size_text(case["size"]),
-            f"{ours:.1f}",
-            _or_dash(shared, "{:.1f}"),
-            f"{gloo:.1f}",
-            f"{gloo / ours:.1f}x",
-            _or_dash(shared and gloo / shared, "{:.1f}x"),
-            _or_dash(other, f"{best} {{:.1f}}"),
-            times_text(other and other / ours),
-            times_text(other and shared and other / shared),
-        ])  # fmt: skip
-    head = (
-        "message | fastcoll, us | shared, us | gloo, us | gloo / fastcoll | / shared | best other, us | "
-        "that / fastcoll | / shared"
-    )
-    return [*markdown(head, rows), *source(name, record)]
+        by = [times[f"fastcoll{way}"] for way in ("", "-shared", "-plan")]
+        gloo, mpi = times["gloo"], times["mpi"]
+        us = [f"{each:.1f}" for each in (*by, mpi, gloo)]
+        ratios = [gloo / by[0], mpi / by[0], mpi / by[2]]
+        rows.append([size_text(case["size"]), *us, *map(times_text, ratios)])
+    head = "message | dist, us | shared, us | plan, us | Intel MPI, us | gloo, us"
+    ratios_of = "gloo / dist | Intel MPI / dist | Intel MPI / plan"
+    return [*markdown(f"{head} | {ratios_of}", rows), *source(_ONE_HOST, record)]
 
 
 def _all_reduce_16_cores() -> list[str]:
@@ -97,27 +89,30 @@ def _all_reduce_16_cores() -> list[str]:
     return lines
 
 
-_MPI_RECORDS = {
-    "MPICH": "communicator_cpu_2ranks.jsonl",
-    "Intel MPI": "communicator_impi_cpu_2ranks.jsonl",
+_OTHER_MPIS = {
+    "MPICH": "communicator_mpich_cpu_2ranks.jsonl",
     "Open MPI": "communicator_openmpi_cpu_2ranks.jsonl",
 }
 
 
 def _communicator() -> list[str]:
-    records = {mpi: record_of(name) for mpi, name in _MPI_RECORDS.items()}
+    record = record_of(_ONE_HOST)
+    others = {mpi: record_of(name) for mpi, name in _OTHER_MPIS.items()}
     ways = {"fastcoll": "dist, us", "fastcoll-direct": "call, us", "fastcoll-plan": "plan, us"}
-    ways |= {"mpi": "MPICH, us", "gloo": "gloo, us"}
+    ways |= {"mpi": "Intel MPI, us", "gloo": "gloo, us"}
+    known = {(case["collective"], case["size"]): medians(case) for case in record["cases"]}
     rows = []
-    for cases in zip(*(record["cases"] for record in records.values()), strict=True):
-        case, times = cases[0], [medians(one) for one in cases]
-        row = [case["collective"], size_text(case["size"]) if case["size"] else "-"]
-        row += [_or_dash(times[0].get(one), "{:.2f}") for one in ways]
-        rows.append([*row, *(times_text(one["mpi"] / one["fastcoll-plan"]) for one in times)])
-    titles = ["collective", "message", *ways.values(), *(f"{mpi} / plan" for mpi in records)]
-    lines = markdown(" | ".join(titles), rows, 2)
-    for mpi, record in records.items():
-        lines += source(_MPI_RECORDS[mpi], record)
+    for cases in zip(*(each["cases"] for each in others.values()), strict=True):
+        collective, size = cases[0]["collective"], cases[0]["size"]
+        times = known[collective, size]
+        row = [collective, size_text(size) if size else "-", *(f"{times[one]:.2f}" for one in ways)]
+        each = [times, *map(medians, cases)]
+        rows.append([*row, *(times_text(one["mpi"] / one["fastcoll-plan"]) for one in each)])
+    titles = ["collective", "message", *ways.values()]
+    titles += [f"{mpi} / plan" for mpi in ("Intel MPI", *others)]
+    lines = [*markdown(" | ".join(titles), rows, 2), *source(_ONE_HOST, record)]
+    for mpi, other in others.items():
+        lines += source(_OTHER_MPIS[mpi], other)
     return lines
 
 
@@ -166,7 +161,7 @@ def _compiled() -> list[str]:
 
 # Rows of the page; the record has more.
 _KERNELS = re.compile(
-    r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 ranks 256 MiB \S+"
+    r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 streams 64 MiB \S+"
 )
 
 
@@ -209,21 +204,25 @@ def _engine() -> list[str]:
     return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *source(name, record)]
 
 
-def _collectives(dtype: str) -> list[str]:
-    name = f"collectives{dtype}_cpu_2ranks.jsonl"
+_COMPARED = {
+    "gloo / dist": ("gloo", "fastcoll"),
+    "Intel MPI / dist": ("mpi", "fastcoll"),
+    "Intel MPI / plan": ("mpi", "fastcoll-plan"),
+}
+
+
+def _collectives(name: str) -> list[str]:
     record = record_of(name)
     ratios: dict[tuple[str, str], dict[int, str]] = {}
     for case in record["cases"]:
         times = medians(case)
-        ours, gloo = times.pop("fastcoll"), times.pop("gloo", None)
-        times.pop("fastcoll-shared", None)
-        for peer, theirs in (("Gloo", gloo), ("best other", min(times.values(), default=None))):
-            if theirs is not None:
-                cells = ratios.setdefault((case["collective"], peer), {})
-                cells[case["size"]] = f"{theirs / ours:.2f}x"
+        for title, (theirs, ours) in _COMPARED.items():
+            if theirs in times:
+                cells = ratios.setdefault((case["collective"], title), {})
+                cells[case["size"]] = times_text(times[theirs] / times[ours])
     sizes = sorted({case["size"] for case in record["cases"]})
     rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
-    head = " | ".join(["call", "peer's time over fastcoll's", *map(size_text, sizes)])
+    head = " | ".join(["call", "times", *map(size_text, sizes)])
     return [*markdown(head, rows, 2), *source(name, record)]
 
 
@@ -316,14 +315,12 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "docs/benchmarks/one-host.md": {
         "all_reduce": _all_reduce,
         "all_reduce_16_cores": _all_reduce_16_cores,
-        "collectives": partial(_collectives, ""),
-        "collectives_bfloat16": partial(_collectives, "_bfloat16"),
+        "collectives": partial(_collectives, _ONE_HOST),
+        "collectives_bfloat16": partial(_collectives, "collectives_bfloat16_cpu_2ranks.jsonl"),
     },
     "docs/benchmarks/training.md": {
-        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.jsonl"),
+        "ddp": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
         "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
-        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),
-        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
     },
     "docs/benchmarks/one-gpu.md": {
         "engine": _engine,
@@ -333,7 +330,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "docs/benchmarks/hosts.md": {
         "hosts": lambda: _hosts("1000mbit", tuple(HOSTS)),
         "hosts_bytes": lambda: _hosts_bytes("1000mbit", ("2x2", "3x2")),
-        "hosts_unshaped": lambda: _hosts("unshaped", ("2x2", "2x4", "3x2")),
+        "hosts_unshaped": lambda: _hosts("unshaped", ("2x2",)),
         "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.jsonl"),
     },
     "docs/benchmarks/at-scale.md": {"scale": scale.table},

@@ -52,18 +52,22 @@ def test_faults_are_those_of_both_backends_in_the_order_of_gloo() -> None:
     ]
 
 
-def test_the_best_other_library_is_none_of_those_on_torch() -> None:
-    times = {
-        "gloo": 1.0,
-        "fastcoll": 0.5,
-        "deepspeed": 0.7,
-        "impi": 3.0,
-        "mpich": 2.0,
-        "openmpi": 4.0,
-        "ccl": 5.0,
-    }
-    backends = {name: {"time": {"median": time}} for name, time in times.items()}
-    assert pictures.best_other({"backends": backends}) == 2.0
+def case_of(size: int, collective: str = "all_reduce", **times: float) -> dict[str, object]:
+    backends = {name.replace("_", "-"): {"time": {"median": time}} for name, time in times.items()}
+    return {"collective": collective, "size": size, "backends": backends}
+
+
+def test_the_caption_of_all_reduce_is_about_its_cases_only() -> None:
+    cases = [
+        case_of(4, gloo=100.0, mpi=1.0, fastcoll=4.0, fastcoll_plan=0.5),
+        case_of(1024, gloo=90.0, mpi=3.0, fastcoll=4.0, fastcoll_plan=5.0),
+        case_of(4096, gloo=31.0, mpi=9.0, fastcoll=4.0, fastcoll_plan=4.0),
+        case_of(9999, "broadcast", gloo=1.0, mpi=1.0, fastcoll=4.0, fastcoll_plan=4.0),
+    ]
+    assert pictures.PICTURES["all_reduce"].caption([{"cases": cases}]) == (
+        "fastcoll is at least 7.7x faster than Gloo at each size. Intel MPI is faster up to 1 KiB. A plan is faster "
+        "than Intel MPI at 2 of 3 sizes. float32, 2 ranks, medians."
+    )
 
 
 def test_the_floor_is_drawn_from_64_kib() -> None:

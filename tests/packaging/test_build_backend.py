@@ -105,7 +105,7 @@ def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path:
         )
         metadata = archive.extractfile(info).read().decode()
     assert {"setup.py", "build_backend/backend.py", "csrc/bindings/module.cpp", "Makefile"} <= names
-    assert "bench/results/all_reduce_cpu_2ranks.jsonl" in names
+    assert "bench/results/collectives_cpu_2ranks.jsonl" in names
     assert {str(path.relative_to(sources)) for path in (sources / "examples").rglob("*")} <= names
     assert "Requires-Dist: torch<2.16,>=2.11\n" in metadata
     assert "Dynamic: requires-dist\n" in metadata
@@ -206,7 +206,7 @@ def test_a_command_without_torch_is_one_sentence(
     process = subprocess.run(
         [sys.executable, *started[way]],
         cwd=tmp_path,
-        env=isolated,
+        env={**isolated, "XDG_CONFIG_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=bound(40),

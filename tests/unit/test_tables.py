@@ -20,7 +20,7 @@ def test_work_of_the_gpu_is_beside_the_time_of_a_step():
         for path in ("nccl", "fastcoll-sync")
     )
     assert (stock, ours) == (["322", "411"], ["35", "146"])
-    times = rows_of("docs/benchmarks/training.md", "ddp_stock")
+    times = rows_of("docs/benchmarks/training.md", "ddp")
     assert not any(title in row for row in times.values() for title in work)
 
 
