@@ -71,7 +71,7 @@ def _number(kind: type, least: float) -> Any:
 
 def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m fastcoll.bench {word}".rstrip(),
+        prog=f"fastcoll bench {word}".rstrip(),
         description=WORDS[word],
         epilog="The ranks are started here, or by torchrun -m fastcoll.bench. Exit status: 1 if a result is "
         "wrong, 2 if nothing could be measured.",

@@ -1,13 +1,14 @@
-"""Trains a small network on handwritten digits with DistributedDataParallel and a chosen backend.
+"""Trains a small network on handwritten digits with DistributedDataParallel, on one backend or on two in turns.
 
     python examples/ddp_train.py                        two ranks, started by this script
-    python examples/ddp_train.py --compare gloo         the same once more with gloo, and a table
+    python examples/ddp_train.py --compare gloo         the same network on gloo too, and a table
     fastcoll demo                                       the same from an installed package
     torchrun --nproc-per-node 2 examples/ddp_train.py   ranks started by torchrun
 
-It needs rich and scikit-learn. The data are the 1,797 images of 8x8 pixels that come with scikit-learn. The only
-line that names the backend is ``dist.init_process_group(backend, ...)``. Exits with a message if at most 95% of the
-test images are recognised. Exits likewise if the loss curves of two backends differ by more than 0.001.
+It needs rich and scikit-learn. The data are the 1,797 images of 8x8 pixels that come with scikit-learn. With
+``--compare`` the ranks train one network for each backend, from the same weights. The backends take turns, epoch by
+epoch, so the machine's other work slows both alike. Exits with a message if at most 95% of the test images are
+recognised, or if the loss curves of two backends differ by more than 0.001.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -34,6 +36,9 @@ from torch.utils.data import DistributedSampler, TensorDataset
 __all__ = ["Outcome", "Settings", "main", "train"]
 
 WARM_UP_STEPS = 10
+CALLS = 50  # of all_reduce, timed in turns of 10
+QUIET_PERCENT = 10.0
+"""While other processes use more of the machine than this, times do not decide which backend is faster."""
 LEAST_ACCURACY = 0.95
 LOSS_TOLERANCE = 1e-3  # with three or more ranks the order of a sum may differ
 
@@ -96,9 +101,13 @@ def batches(
         yield images[indices], labels[indices]
 
 
+Advance = Callable[[str, float], None]
+"""(backend, loss): a step was taken."""
+
+
 @contextlib.contextmanager
-def progress_bar(title: str, steps: int) -> Iterator[Callable[[float], None]]:
-    """Yields a callable ``advance(loss)`` that draws a bar on standard error."""
+def progress_bars(backends: Sequence[str], ranks: int, steps: int) -> Iterator[Advance]:
+    """Yields a callable that draws a bar for each backend on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -110,135 +119,194 @@ def progress_bar(title: str, steps: int) -> Iterator[Callable[[float], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=5) as progress:
-        task = progress.add_task(title, total=steps, loss=float("nan"))
-        yield lambda loss: progress.update(task, advance=1, loss=loss)
+        tasks = {
+            name: progress.add_task(f"{name}, {ranks} ranks", total=steps, loss=float("nan"))
+            for name in backends
+        }
+        yield lambda name, loss: progress.update(tasks[name], advance=1, loss=loss)
 
 
-def accuracy(model: nn.Module, dataset: TensorDataset, rank: int, world_size: int) -> float:
-    """Returns the share of right answers; each rank tests every world_size-th image."""
-    images, labels = (tensor[rank::world_size] for tensor in dataset.tensors)
-    with torch.no_grad():
-        right = (model(images).argmax(dim=1) == labels).sum().to(torch.float64)
-    dist.all_reduce(right)
-    return float(right.item()) / len(dataset)
+class Training:
+    """A network that learns on one backend, on this rank."""
 
+    def __init__(self, backend: str, group: dist.ProcessGroup, settings: Settings) -> None:
+        torch.manual_seed(settings.seed)
+        self.backend = backend
+        self.losses: list[Tensor] = []
+        self.step_seconds: list[float] = []
+        self.all_reduce_seconds: list[float] = []
+        self._group, self._settings = group, settings
+        self._model = DistributedDataParallel(build_model(), process_group=group)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate)
+        self._learn, self._test = load_digits(settings.seed)
+        self._sampler: DistributedSampler[int] = DistributedSampler(self._learn, seed=settings.seed)
 
-def time_all_reduce(elements: int, repeats: int = 50) -> list[float]:
-    """Returns the seconds of each of `repeats` all_reduce calls, which all ranks begin together."""
-    tensor = torch.zeros(elements)
-    seconds = []
-    for _ in range(repeats):
-        dist.barrier()
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self._settings.epochs * -(-len(self._sampler) // self._settings.batch_size)
+
+    def epoch(self, number: int, advance: Advance) -> None:
+        """Takes the steps of one epoch."""
+        self._sampler.set_epoch(number)
+        for images, labels in batches(self._learn, self._sampler, self._settings.batch_size):
+            start = time.perf_counter()
+            self._optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self._model(images), labels)
+            loss.backward()
+            self._optimizer.step()
+            self.step_seconds.append(time.perf_counter() - start)
+            self.losses.append(loss.detach())
+            advance(self.backend, self.losses[-1].item())
+
+    def time_all_reduce(self, calls: int) -> None:
+        """Times calls on a tensor as large as all gradients, which all ranks begin together."""
+        tensor = torch.zeros(sum(parameter.numel() for parameter in self._model.parameters()))
+        for _ in range(calls):
+            dist.barrier(self._group)
+            start = time.perf_counter()
+            dist.all_reduce(tensor, group=self._group)
+            self.all_reduce_seconds.append(time.perf_counter() - start)
+
+    def outcome(self) -> Outcome:
+        """Returns the results; all ranks call it."""
+        ranks = self._group.size()
+        curve = torch.stack(self.losses)
+        dist.all_reduce(curve, group=self._group)
+        return Outcome(
+            backend=self.backend,
+            losses=(curve / ranks).tolist(),
+            accuracy=self._accuracy(),
+            step_seconds=self.step_seconds[WARM_UP_STEPS:],
+            all_reduce_seconds=self.all_reduce_seconds,
+            gradient_bytes=sum(parameter.nbytes for parameter in self._model.parameters()),
+        )
+
+    def _accuracy(self) -> float:
+        """Returns the share of right answers; each rank tests every so-many-th image."""
+        rank, ranks = self._group.rank(), self._group.size()
+        images, labels = (tensor[rank::ranks] for tensor in self._test.tensors)
+        with torch.no_grad():
+            right = (self._model(images).argmax(dim=1) == labels).sum().to(torch.float64)
+        dist.all_reduce(right, group=self._group)
+        return float(right.item()) / len(self._test)
 
 
 def train(
-    backend: str, rank: int, world_size: int, rendezvous: str, settings: Settings
-) -> Outcome | None:
-    """Trains as one rank of a new process group.
-
-    Returns:
-        The outcome on rank 0, None on the others.
-    """
+    backends: Sequence[str], rank: int, world_size: int, rendezvous: str, settings: Settings
+) -> list[Outcome]:
+    """Trains on each backend, in turns, as one rank of new process groups; returns the outcome of each."""
     torch.set_num_threads(1)
-    dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
-    outcome = fit(backend, rank, world_size, settings)
+    first, *others = backends
+    dist.init_process_group(first, init_method=rendezvous, rank=rank, world_size=world_size)
+    outcomes = fit([first, *others], settings)
     gc.collect()  # DDP and its group form a cycle; gloo's threads would abort the process when Python ends
     dist.destroy_process_group()
-    return outcome if rank == 0 else None
+    return outcomes
 
 
-def fit(backend: str, rank: int, world_size: int, settings: Settings) -> Outcome:
-    """Trains within the default process group."""
-    torch.manual_seed(settings.seed)
-    model = DistributedDataParallel(build_model())
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    learn, test = load_digits(settings.seed)
-    sampler: DistributedSampler[int] = DistributedSampler(learn, seed=settings.seed)
-
-    losses: list[Tensor] = []
-    step_seconds: list[float] = []
-    steps = settings.epochs * -(-len(sampler) // settings.batch_size)
-    bar = progress_bar(f"{backend}, {world_size} ranks", steps) if rank == 0 else None
-    with bar or contextlib.nullcontext(lambda loss: None) as advance:
+def fit(backends: Sequence[str], settings: Settings) -> list[Outcome]:
+    """Trains in the default process group, whose backend is the first one, and in groups of the others."""
+    groups = [dist.group.WORLD, *(dist.new_group(backend=name) for name in backends[1:])]
+    trainings = [
+        Training(name, group, settings) for name, group in zip(backends, groups, strict=True)
+    ]
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    bars = progress_bars(backends, ranks, trainings[0].steps) if rank == 0 else None
+    with bars or contextlib.nullcontext(lambda name, loss: None) as advance:
         for epoch in range(settings.epochs):
-            sampler.set_epoch(epoch)
-            for images, labels in batches(learn, sampler, settings.batch_size):
-                start = time.perf_counter()
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(images), labels)
-                loss.backward()
-                optimizer.step()
-                step_seconds.append(time.perf_counter() - start)
-                losses.append(loss.detach())
-                advance(losses[-1].item())
+            for training in in_turn(trainings, epoch):
+                training.epoch(epoch, advance)
+    for turn in range(5):
+        for training in in_turn(trainings, turn):
+            training.time_all_reduce(CALLS // 5)
+    return [training.outcome() for training in trainings]
 
-    curve = torch.stack(losses)
-    dist.all_reduce(curve)
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return Outcome(
-        backend=backend,
-        losses=(curve / world_size).tolist(),
-        accuracy=accuracy(model, test, rank, world_size),
-        step_seconds=step_seconds[WARM_UP_STEPS:],
-        all_reduce_seconds=time_all_reduce(sum(gradient.numel() for gradient in gradients)),
-        gradient_bytes=sum(gradient.nbytes for gradient in gradients),
-    )
+
+def in_turn(trainings: list[Training], turn: int) -> list[Training]:
+    """Returns the trainings in the order of a turn; each turn begins with another one."""
+    first = turn % len(trainings)
+    return trainings[first:] + trainings[:first]
 
 
 def _rank_main(
-    rank: int, backend: str, world_size: int, rendezvous: str, settings: Settings, result: str
+    rank: int,
+    backends: Sequence[str],
+    world_size: int,
+    rendezvous: str,
+    settings: Settings,
+    result: str,
 ) -> None:
-    outcome = train(backend, rank, world_size, rendezvous, settings)
-    if outcome is not None:
-        torch.save(vars(outcome), result)
+    outcomes = train(backends, rank, world_size, rendezvous, settings)
+    if rank == 0:
+        torch.save([vars(outcome) for outcome in outcomes], result)
 
 
-def train_in_processes(backend: str, world_size: int, settings: Settings) -> Outcome:
-    """Starts the ranks on this machine, waits for them, and returns the outcome of rank 0."""
+def used_seconds() -> tuple[float, float]:
+    """Returns the seconds that all cores were busy since the start, and that this and its ended processes used."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return busy, sum(each.ru_utime + each.ru_stime for each in ours)
+
+
+def train_in_processes(
+    backends: Sequence[str], world_size: int, settings: Settings
+) -> tuple[list[Outcome], float]:
+    """Starts the ranks on this machine, and waits for them.
+
+    Returns:
+        The outcomes on rank 0, and the percentage of the machine that other processes used meanwhile.
+    """
+    before, start = used_seconds(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        result = str(Path(folder, "outcome"))
+        result = str(Path(folder, "outcomes"))
         rendezvous = f"file://{folder}/rendezvous"
-        spawn(_rank_main, (backend, world_size, rendezvous, settings, result), nprocs=world_size)
-        return Outcome(**torch.load(result))
+        spawn(_rank_main, (backends, world_size, rendezvous, settings, result), nprocs=world_size)
+        outcomes = [Outcome(**each) for each in torch.load(result)]
+    busy, ours = (now - then for now, then in zip(used_seconds(), before, strict=True))
+    machine = (time.monotonic() - start) * (os.cpu_count() or 1)
+    return outcomes, max(0.0, 100 * (busy - ours) / machine)
 
 
 def print_table(outcomes: list[Outcome], world_size: int) -> None:
-    """Prints one row for each backend, then compares the others with the last one."""
+    """Prints one row for each backend."""
     from rich.console import Console
     from rich.table import Table
 
-    first, last = outcomes[0], outcomes[-1]
+    first = outcomes[0]
     cores = f"{world_size} ranks on {os.cpu_count()} cores, torch {torch.__version__}"
     table = Table(title=cores, title_justify="left")
     table.add_column("backend")
     for column in ("loss", "accuracy", "step, ms", "all_reduce, µs"):
         table.add_column(column, justify="right")
-    times = []
     for outcome in outcomes:
-        step = statistics.median(outcome.step_seconds)
-        reduce = statistics.median(outcome.all_reduce_seconds)
-        times.append((step, reduce))
         table.add_row(
             outcome.backend,
             f"{statistics.mean(outcome.losses[-10:]):.6f}",
             f"{outcome.accuracy:.2%}",
-            f"{step * 1e3:.2f}",
-            f"{reduce * 1e6:.0f}",
+            f"{statistics.median(outcome.step_seconds) * 1e3:.2f}",
+            f"{statistics.median(outcome.all_reduce_seconds) * 1e6:.0f}",
         )
     Console().print(table)
     print(
         f"Times are medians of {len(first.step_seconds)} steps and of {len(first.all_reduce_seconds)} all_reduce "
         f"calls of {first.gradient_bytes:,} bytes, the size of all gradients."
     )
-    for outcome, (step, reduce) in zip(outcomes[:-1], times, strict=False):
-        print(
-            f"{outcome.backend} needs {step / times[-1][0]:.2f} of {last.backend}'s time for a step, "
-            f"and {reduce / times[-1][1]:.2f} for an all_reduce."
-        )
+
+
+def verdict(outcomes: list[Outcome], others_percent: float) -> str:
+    """Returns a sentence on whose steps are shorter, or why the times do not decide it."""
+    first, last = outcomes
+    ours, theirs = (statistics.median(each.step_seconds) * 1e3 for each in outcomes)
+    times = f"{ours:.2f} ms a step, {last.backend} {theirs:.2f} ms"
+    busy = f"Other processes used {others_percent:.0f}% of the machine"
+    if others_percent > QUIET_PERCENT:
+        return f"{busy}, so the times decide nothing: {first.backend} took {times}. Run it again when it is idle."
+    if ours < theirs:
+        return f"{busy}. {first.backend} is {theirs / ours:.2f} times as fast as {last.backend}: {times}."
+    return f"{busy}. {first.backend} is not faster than {last.backend} here: {times}."
 
 
 def judge(outcomes: list[Outcome]) -> str | None:
@@ -279,7 +347,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--backend", default="fastcoll", help="default: fastcoll")
-    parser.add_argument("--compare", metavar="BACKEND", help="train with this backend too")
+    parser.add_argument("--compare", metavar="BACKEND", help="train on this backend too, in turns")
     parser.add_argument("--nproc", type=int, default=2, help="ranks to start; default: 2")
     parser.add_argument("--epochs", type=int, default=12, help="default: 12")
     parser.add_argument("--batch-size", type=int, default=32, help="of one rank; default: 32")
@@ -296,20 +364,23 @@ def main(given: Sequence[str] | None = None) -> str | None:
     settings = Settings(
         arguments.epochs, arguments.batch_size, arguments.learning_rate, arguments.seed
     )
+    backends = [arguments.backend, *([arguments.compare] if arguments.compare else [])]
+    others_percent = 0.0
     if "RANK" in os.environ:
         if arguments.compare:
             return "--compare starts its own ranks: run it without torchrun"
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        outcome = train(arguments.backend, rank, world_size, "env://", settings)
-        outcomes = [outcome] if outcome is not None else []
+        outcomes = train(backends, rank, world_size, "env://", settings)
+        if rank > 0:
+            return None
     else:
         world_size = arguments.nproc
-        backends = [arguments.backend] + ([arguments.compare] if arguments.compare else [])
-        outcomes = [train_in_processes(backend, world_size, settings) for backend in backends]
-    if not outcomes:
-        return None
+        outcomes, others_percent = train_in_processes(backends, world_size, settings)
     print_table(outcomes, world_size)
-    return judge(outcomes)
+    problem = judge(outcomes)
+    if problem is None and len(outcomes) == 2:
+        print(verdict(outcomes, others_percent))
+    return problem
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def build(way: str) -> nn.Module:
     if way.startswith("GradientSynchronizer"):
         GradientSynchronizer(model, wire_dtype=torch.bfloat16 if "bfloat16" in way else None)
     elif way.startswith("DDP"):
-        ddp = DistributedDataParallel(model)
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view="hook" in way)
         if "hook" in way:
             ddp.register_comm_hook(FusedAllreduceState(), fused_allreduce_hook)
         return ddp

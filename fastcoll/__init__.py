@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fastcoll._command import stop_without_torch
+from fastcoll._command import starts_command, stop_without_torch
 from fastcoll._register import register
 from fastcoll._version import __version__
 
@@ -51,7 +51,8 @@ _HOMES = {
 _PACKAGES = ("ddp", "fsdp", "info")
 
 stop_without_torch()
-register()
+if not starts_command():
+    register()
 
 
 def is_available() -> bool:

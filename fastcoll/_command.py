@@ -1,16 +1,21 @@
-"""Ends ``fastcoll ...`` and ``python -m fastcoll...`` with a sentence, not a traceback, if torch is missing."""
+"""What the package does differently while a command starts: ``fastcoll ...`` or ``python -m fastcoll...``.
+
+Without torch it ends with a sentence, not a traceback. And ``fastcoll`` itself imports torch only where a sub-command
+needs it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import sys
 
 from fastcoll._built_for import needed_torch
 
-__all__ = ["stop_without_torch"]
+__all__ = ["starts_command", "stop_without_torch"]
 
-_WITHOUT_TORCH = ("fastcoll.trace",)
+_WITHOUT_TORCH = ("fastcoll.trace", "fastcoll.compare")
 
 
 def stop_without_torch() -> None:
@@ -22,6 +27,15 @@ def stop_without_torch() -> None:
         f"{command}: fastcoll needs torch, and {sys.executable} has none: "
         f"pip install '{needed_torch()}'"
     )
+
+
+def starts_command() -> bool:
+    """Returns whether ``fastcoll`` or ``python -m fastcoll`` is about to start, which registers the backend itself."""
+    program = getattr(sys, "argv", [])[:1]
+    if program == ["-m"]:
+        words = sys.orig_argv[1:]
+        return "-mfastcoll" in words or ("-m", "fastcoll") in itertools.pairwise(words)
+    return [os.path.basename(name) for name in program] == ["fastcoll"]
 
 
 def _command() -> str | None:

@@ -1,12 +1,18 @@
-"""The command ``fastcoll``, also ``python -m fastcoll``, whose sub-commands are modules of this package."""
+"""The command ``fastcoll``, also ``python -m fastcoll``, whose sub-commands are modules of this package.
+
+It imports torch only in a sub-command that needs it, so ``fastcoll --help`` is immediate.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastcoll._register import register
 from fastcoll._version import __version__
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -19,44 +25,72 @@ class Command:
     Attributes:
         module: Module whose ``main`` takes the arguments and returns the exit status, or a message for ``sys.exit``.
         meaning: One line for ``fastcoll --help``.
+        example: A command line to begin with, without "fastcoll".
         before: Arguments to put before those of the command line; the latter win.
+        torch: Whether it needs torch.
     """
 
     module: str
     meaning: str
+    example: str
     before: tuple[str, ...] = ()
+    torch: bool = True
 
 
 COMMANDS = {
-    "info": Command("fastcoll.info", "show versions, libraries, settings and what is available"),
-    "bench": Command(
-        "fastcoll.bench.__main__", "time collectives or training steps beside other backends"
+    "info": Command(
+        "fastcoll.info", "show what works on this machine, and how to repair what does not", "info"
     ),
-    "trace": Command(
-        "fastcoll.trace.__main__", "read the traces of all ranks and name the rank that differs"
-    ),
-    "tune": Command("fastcoll.tune", "measure the tuning table of this host"),
     "demo": Command(
         "fastcoll.examples.ddp_train",
-        "train a small network with fastcoll and with Gloo, and compare them",
+        "train a small network on fastcoll and on Gloo, and compare them",
+        "demo",
         ("--compare", "gloo"),
     ),
+    "compare": Command(
+        "fastcoll.compare",
+        "run your job as it is and on fastcoll, and compare losses, times and errors",
+        "compare -- torchrun --nproc-per-node 2 train.py",
+        torch=False,
+    ),
+    "bench": Command(
+        "fastcoll.bench.__main__",
+        "time collectives or training steps beside other backends",
+        "bench all_reduce -b 4 -e 64M --backend fastcoll,gloo",
+    ),
+    "trace": Command(
+        "fastcoll.trace.__main__",
+        "compare the traces of all ranks, and name the rank that differs",
+        "trace traces/rank_",
+        torch=False,
+    ),
+    "tune": Command("fastcoll.tune", "measure the tuning table of this host", "tune --nproc 4"),
 }
 """The sub-commands, by name."""
 
 
 def _usage() -> str:
-    lines = [f"  {name:6} {command.meaning}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: fastcoll [-h] [--version] COMMAND ...",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "fastcoll COMMAND --help lists the arguments of a command.",
-        ]
-    )
+    meanings = [f"  {name:7} {command.meaning}" for name, command in COMMANDS.items()]
+    examples = [f"  fastcoll {command.example}" for command in COMMANDS.values()]
+    return "\n".join([
+        "usage: fastcoll [-h] [--version] COMMAND ...",
+        "",
+        "commands:",
+        *meanings,
+        "",
+        "examples:",
+        *examples,
+        "",
+        "fastcoll COMMAND --help lists the arguments of a command.",
+    ])  # fmt: skip
+
+
+def _print(text: str) -> None:
+    """Prints, also into a pipe that is closed early."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
@@ -69,19 +103,27 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
         The sub-command's exit status, or its message for ``sys.exit``; 2 if there is no such command.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
-    if name in ("-h", "--help"):
-        print(_usage())
+    if name in ("-h", "--help", "help"):
+        _print(_usage())
         return 0
-    if name == "--version":
-        print(f"fastcoll {__version__}")
+    if name in ("--version", "version"):
+        _print(f"fastcoll {__version__}")
         return 0
     if name not in COMMANDS:
-        got = f"got {name!r}" if name else "got none"
-        print(_usage(), file=sys.stderr)
-        print(f"\nfastcoll: expected a command of {', '.join(COMMANDS)}, {got}", file=sys.stderr)
+        print(f"{_usage()}\n\n{_unknown(name)}", file=sys.stderr)
         return 2
     command = COMMANDS[name]
+    if command.torch:
+        register()
     status: int | str | None = importlib.import_module(command.module).main(
         [*command.before, *rest]
     )
     return status
+
+
+def _unknown(name: str) -> str:
+    """Returns the error for a word that is no command."""
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    guess = f" Did you mean fastcoll {close[0]}?" if close else ""
+    got = f"got {name!r}" if name else "got none"
+    return f"fastcoll: expected a command of {', '.join(COMMANDS)}, {got}.{guess}"

@@ -1,6 +1,6 @@
-"""``fastcoll info``: versions, loaded libraries, what is available, what is set.
+"""``fastcoll info``: which tensors are served on this machine, what is available, and what is set.
 
-Attach its output, or that of ``--json``, to a bug report. In a training process
+Attach the output of ``-v``, or of ``--json``, to a bug report. In a training process
 ``groups`` returns the transport of each process group, and the reason.
 """
 
@@ -202,22 +202,52 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Turns the report into titled lists of (name, text)."""
+_CPU = ('init_process_group("fastcoll")', "fastcoll._C")
+"""The parts without which no group of CPU tensors can be made."""
+
+
+def _verdict(report: dict[str, Any]) -> list[str]:
+    """Returns a sentence for each kind of tensors: whether groups serve it, and how, or what is in the way."""
+    rows = {row["part"]: row for row in report["available"]}
+    broken = [rows[part] for part in _CPU if not rows[part]["available"]]
+    if broken:
+        return [f"CPU tensors: not ready. {row['part']}: {row['detail']}." for row in broken]
+    shared, gloo = rows["CPU, shared memory"], rows["CPU, between hosts (Gloo)"]
+    if shared["available"]:
+        cpu = f"ready, through shared memory; {shared['detail']}"
+    elif gloo["available"]:
+        cpu = "ready, through Gloo, because memory cannot be shared"
+    else:
+        cpu = "not ready: neither memory nor Gloo connects ranks"
+    missing = [
+        row for part in ("CUDA", "NCCL, through CuPy") if not (row := rows[part])["available"]
+    ]
+    cuda = f"not served: {missing[0]['detail']}" if missing else f"ready; {rows['CUDA']['detail']}"
+    if not missing and not rows["Triton"]["available"]:
+        cuda += "; by NCCL alone, without kernels of Triton"
+    return [f"CPU tensors: {cpu}.", f"CUDA tensors: {cuda}."]
+
+
+def _sections(report: dict[str, Any], everything: bool) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Turns the report into titled lists of (name, text); without `everything` only what is there, wrong or set."""
 
     def noted(text: str, note: str) -> str:
         return f"{text}\n-> {note}" if note else text
 
-    available = [
-        (
-            row["part"],
-            noted(f"{'yes' if row['available'] else 'no'}: {row['detail']}", row["remedy"]),
-        )
-        for row in report["available"]
-    ]
+    rows = report["available"]
+    # What a GPU needs helps no torch that was built without CUDA.
+    no_gpu = any(row["part"] == "CUDA" and not row["available"] for row in rows)
+    available = []
+    for row in rows:
+        of_gpu = no_gpu and row["part"] in ("CUDA", "NCCL, through CuPy", "Triton")
+        word = "yes" if row["available"] else "-" if of_gpu else "no"
+        text = f"{word}: {row['detail']}"
+        if everything or not of_gpu:
+            available.append((row["part"], noted(text, "" if of_gpu else row["remedy"])))
     environment = [
         (row["name"], noted(f"{row['value']}{'' if row['set'] else ' (default)'}", row["problem"]))
         for row in report["environment"]
+        if everything or row["set"]
     ]
     groups = [
         (
@@ -228,11 +258,12 @@ def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
         )
         for group in report["groups"]
     ]
+    versions = [(k, v or "-") for k, v in report["versions"].items() if v or everything]
     loaded = [(name, "\n".join(paths) or "-") for name, paths in report["libraries"].items()]
     sections = [
-        ("Versions", [(name, value or "-") for name, value in report["versions"].items()]),
-        ("Loaded libraries", loaded),
         ("Available", available),
+        ("Versions", versions),
+        ("Loaded libraries", loaded if everything else []),
         ("Environment variables", environment),
         ("Tuning", list(report["tuning"].items())),
         ("Groups", groups),
@@ -241,13 +272,16 @@ def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
     return [(title, rows) for title, rows in sections if rows]
 
 
-def _print(report: dict[str, Any], file: TextIO) -> None:
-    for title, rows in _sections(report):
+def _print(report: dict[str, Any], everything: bool, file: TextIO) -> None:
+    print(*_verdict(report), "", sep="\n", file=file)
+    for title, rows in _sections(report, everything):
         print(title, file=file)
         width = max(len(name) for name, _ in rows)
         for name, text in rows:
             further = "\n" + " " * (width + 4)
             print(f"  {name:<{width}}  {further.join(text.splitlines())}", file=file)
+    if not everything:
+        print("\nfastcoll info -v lists defaults, libraries and parts for GPUs too.", file=file)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -260,15 +294,17 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 if groups of CPU tensors can be made, else 1.
     """
     parser = argparse.ArgumentParser(prog="fastcoll info", description=__doc__)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print defaults and libraries too"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     report = collect()
     if options.json:
         print(json.dumps(report, indent=2))
     else:
-        _print(report, sys.stdout)
-    needed = {"fastcoll._C", 'init_process_group("fastcoll")'}
-    return 0 if all(row["available"] for row in report["available"] if row["part"] in needed) else 1
+        _print(report, options.verbose, sys.stdout)
+    return 0 if all(row["available"] for row in report["available"] if row["part"] in _CPU) else 1
 
 
 if __name__ == "__main__":

@@ -66,7 +66,10 @@ FAULTS = {
     54: ("a leaf that requires grad; the version counter", "in place; counted as with gloo"),
     55: ("sparse, float8, conjugated, meta tensors; several dtypes", "a result, or a named error"),
     56: ("torchrun --max-restarts after a SIGKILL", "generation 1 works the first time"),
-    57: ("a group rebuilt without the dead rank, which joins again", "0.1 s after the error"),
+    57: (
+        "a group rebuilt without the dead rank, which joins again",
+        "0.1 s after the last rank's error",
+    ),
     58: ("garbage in the store where a record or vote should be", "DistStoreError within 5 s"),
     59: ("garbage to every socket that listens", "ignored; no descriptor lost"),
     60: ("another version, or other settings, on one rank", "an error that names both"),

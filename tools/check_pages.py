@@ -23,7 +23,7 @@ from repository import ROOT
 
 from fastcoll import env
 from fastcoll.bench import options
-from fastcoll.bench.record import read_record
+from fastcoll.bench.record import medians, read_record
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 GLOSSARY = "docs/project/glossary.md"
@@ -202,11 +202,22 @@ def figures() -> Iterator[str]:
         if "success was reported" in one["backends"].get("gloo", {}).get("detail", "")
     ]
     gradients = record("ddp_cpu_2ranks")["cases"][0]
+    (token,) = record("compiled_cpu_2ranks")["cases"]
+    compiled = [f"{medians(token)[by] / 1e3:.1f} ms" for by in ("fastcoll-compile", "gloo")]
+    objects = next(
+        medians(case)
+        for case in record("objects_cpu_2ranks")["cases"]
+        if (case["collective"], case["object"]) == ("broadcast_object", "bytes of 1 KB")
+    )
+    taken = [f"{objects[by] / 1e3:.2f} ms" for by in ("fastcoll", "gloo", "fastcoll-direct")]
     expected = (
         f"at least {int(min(ratios) * 10) / 10}x",
+        f"takes {compiled[0]} with `fastcoll.compile`, and {compiled[1]} with",
+        f"of 1 KB takes {taken[0]}, and {taken[1]} on Gloo.",
+        f"takes {taken[2]}.",
         f"{passed} pass, {failed - only} fail on Gloo too, [{only} only here]",
         f"({gradients['size'] / 1e6:.0f} MB)",
-        f"(rows {reported[0]} to {reported[-1]})",
+        f"[rows {reported[0]} to {reported[-1]}]",
     )
     pages = {"README.md": expected, "docs/project/testing.md": [f"| {as_specified(faults)} |"]}
     for name, texts in pages.items():
@@ -290,6 +301,15 @@ def glossary() -> Iterator[str]:
                 yield f"{file.relative_to(ROOT)}:{number}: {name}: {GLOSSARY} has {names[name]!r}"
 
 
+def beginnings() -> Iterator[str]:
+    """No page begins with a question to itself."""
+    for page in PAGES:
+        paragraphs = _prose(page).split("\n\n")
+        first = next((one for one in paragraphs if one.strip() and not one.startswith("#")), "")
+        if re.match(r"[^.!]*\?", first):
+            yield f"{page.relative_to(ROOT)}: begins with a question: {first.split('?')[0].strip()}?"
+
+
 def releases() -> Iterator[str]:
     """The workflows and the Makefile name the same releases of torch as build_backend/supported.py."""
     supported = runpy.run_path(str(ROOT / "build_backend" / "supported.py"))
@@ -307,7 +327,7 @@ def releases() -> Iterator[str]:
 if __name__ == "__main__":
     everything = (
         *(links, blocks, variables, errors, interface, tables, commands, figures),
-        *(language, glossary, releases),
+        *(language, glossary, beginnings, releases),
     )
     checks = (links, blocks) if sys.argv[1:] == ["--links"] else everything
     problems = [problem for check in checks for problem in check()]

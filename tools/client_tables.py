@@ -54,7 +54,7 @@ def client_result(case: dict[str, Any]) -> str:
 
 
 # Chosen by popularity, before anything was measured.
-_FRAMEWORKS = ("ddp", "fsdp2", "accelerate", "trainer", "lightning", "deepspeed")
+_FRAMEWORKS = ("ddp", "fsdp2", "trainer", "lightning")
 
 
 def frameworks() -> list[str]:

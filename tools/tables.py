@@ -260,6 +260,44 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
     return markdown(" | ".join(["call", *titles]), [[call, *row] for call, row in sent.items()])
 
 
+def _gpu() -> list[str]:
+    """Returns what one rank on one GPU shows, in four rows."""
+    calls = {one["case"]: one["time"] for one in record_of("engine_cuda.jsonl")["cases"]}
+    works = {one["name"]: one for one in record_of("kernels_cuda.jsonl")["cases"]}
+    steps = record_of("ddp_cuda_1rank.jsonl")["cases"]
+    host = calls["all_reduce, async"]
+    copies = works["flatten resnet50"]["candidates"]
+    total = works["reduce 8 x float32"]
+    step = next(one for one in steps if one["model"] == "resnet50")
+    work = {
+        case["backend"]: added_by_profile(step, case)
+        for case in step["cases"]
+        if case["buckets"] == "default buckets"
+    }
+    launches = [
+        f"{one.launches + one.collectives:.0f}"
+        for one in (work["fastcoll-sync"], work["nccl"])
+        if one is not None
+    ]
+
+    def us(times: dict[str, dict[str, float]], by: str) -> str:
+        return f"{times[by]['median']:.1f}"
+
+    def bandwidth(by: str) -> str:
+        return f"{total['bytes'] / total['candidates'][by]['graph']['median'] / 1e3:.0f}"
+
+    rows = [
+        ["launches that a step of ResNet-50 gets, against DDP on NCCL", *launches],
+        ["copy of its 161 gradients into buckets, against a copy of each, us"]
+        + [us(copies[by], "graph") for by in ("fastcoll", "ddp")],
+        ["host's time of an asynchronous `all_reduce` of 1 KiB, us"]
+        + [us(host, by) for by in ("fastcoll", "nccl")],
+        ["sum of 8 buffers of float32, against additions, GB/s"]
+        + [bandwidth(by) for by in ("fastcoll", "adds")],
+    ]
+    return markdown("one H200 | fastcoll | PyTorch", rows, 1)
+
+
 def _variables() -> list[str]:
     lines: list[str] = []
     for group in env.GROUPS:
@@ -270,20 +308,6 @@ def _variables() -> list[str]:
         table = markdown("variable | meaning | values | default", rows, 4)
         lines += [*([""] if lines else []), f"## {group}", "", *table]
     return lines
-
-
-def _fault() -> list[str]:
-    rows = {one["row"]: one["backends"] for one in record_of("faults_cpu.jsonl")["cases"]}
-    lines = []
-    for name in ("gloo", "fastcoll"):
-        message = textwrap.wrap(_said(rows[1][name]["detail"]), 88)
-        lines += [f"{name if here == 0 else '':9} {line}" for here, line in enumerate(message)]
-    return ["```", *lines, "```"]
-
-
-def _said(message: str) -> str:
-    """Returns a message without the folder of the file that it names."""
-    return re.sub(r"/\S*/(gloo/)", r"\1", message)
 
 
 def _picture(name: str) -> list[str]:
@@ -302,7 +326,7 @@ def _picture(name: str) -> list[str]:
 
 
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
-    "README.md": {"frameworks": frameworks, "fault": _fault},
+    "README.md": {"frameworks": frameworks, "gpu": _gpu},
     "docs/guides/frameworks.md": {"clients": clients},
     "docs/guides/microseconds.md": {
         "communicator": _communicator,

@@ -67,6 +67,23 @@ def test_training(size):
         assert_like(model, expected, 1e-5)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks(world="gpu_world")
+def test_cpu_tensors_beside_stock_nccl(size):
+    """The advice of README: fastcoll for CPU tensors and objects, torch's own backend for CUDA tensors."""
+    group = dist.new_group(backend="cpu:fastcoll,cuda:nccl")
+    ranks, me = dist.get_world_size(), dist.get_rank()
+    for device in ("cpu", DEVICE):
+        x = torch.full((1000,), 1.0 + me, device=device)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(ranks * (ranks + 1) / 2).all()
+    found = [None] * ranks
+    dist.all_gather_object(found, {"rank": me}, group)
+    assert found == [{"rank": rank} for rank in range(ranks)]
+    (told,) = (each for each in fastcoll.info.groups() if each["name"] == group.group_name)
+    assert told["backends"] == {"cpu": "fastcoll", "cuda": "nccl"}
+
+
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("size", [1, 2])
 @on_ranks(world="gpu_world")

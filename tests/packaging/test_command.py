@@ -2,7 +2,11 @@
 
 import importlib
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launcher import Launcher
@@ -13,7 +17,8 @@ from fastcoll.examples import ddp_train
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["--help"], 0), (["-h"], 0), ([], 2), (["inof"], 2)]
+    ("arguments", "status"),
+    [(["--help"], 0), (["-h"], 0), (["help"], 0), ([], 2), (["inof"], 2), (["other"], 2)],
 )
 def test_help_and_a_wrong_command_list_the_commands(
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
@@ -23,8 +28,31 @@ def test_help_and_a_wrong_command_list_the_commands(
     text = printed.err if status else printed.out
     assert (printed.out if status else printed.err) == ""
     for name, command in COMMANDS.items():
-        assert f"  {name:6} {command.meaning}\n" in text
-    assert ("expected a command of info, bench, trace, tune, demo, got" in text) == bool(status)
+        assert f"  {name:7} {command.meaning}\n" in text
+    assert ("expected a command of info, demo, compare, bench, trace, tune, got" in text) == bool(
+        status
+    )
+    assert ("Did you mean fastcoll info?" in text) == (arguments == ["inof"])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["benhc"], ["trace", "--help"]])
+@pytest.mark.parametrize("started", [["-m", "fastcoll"], ["fastcoll"]])
+def test_it_imports_no_torch_before_a_sub_command_needs_it(
+    tmp_path: Path, started: list[str], arguments: list[str]
+) -> None:
+    """The backend's name is registered by `import torch`, or by the sub-command."""
+    script = tmp_path / "fastcoll"
+    script.write_text("import sys\nfrom fastcoll.command import main\nsys.exit(main())\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+    )
+    command = [sys.executable, *(started if started[0] == "-m" else [str(script)]), *arguments]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == (2 if arguments == ["benhc"] else 0), ended.stderr
+    assert ended.stderr.splitlines()[-1] == "False"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,11 +85,37 @@ def test_the_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_demo_compares_with_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = []
 
-    def train(backend: str, ranks: int, settings: ddp_train.Settings) -> ddp_train.Outcome:
-        trained.append((backend, ranks))
-        return ddp_train.Outcome(backend, [0.5] * 3, 0.99, [1.0], [1.0], 4)
+    def train(backends: list[str], ranks: int, settings: ddp_train.Settings) -> tuple[Any, float]:
+        trained.append((backends, ranks))
+        return [ddp_train.Outcome(each, [0.5] * 3, 0.99, [1.0], [1.0], 4) for each in backends], 1.0
 
     monkeypatch.setattr(ddp_train, "train_in_processes", train)
     assert main(["demo"]) is None
     assert main(["demo", "--compare", "nccl", "--nproc", "3"]) is None
-    assert trained == [("fastcoll", 2), ("gloo", 2), ("fastcoll", 3), ("nccl", 3)]
+    assert trained == [(["fastcoll", "gloo"], 2), (["fastcoll", "nccl"], 3)]
+
+
+def outcome_of(backend: str, milliseconds: float) -> ddp_train.Outcome:
+    return ddp_train.Outcome(backend, [0.5], 0.99, [milliseconds / 1e3], [1.0], 4)
+
+
+@pytest.mark.parametrize(
+    ("times", "others", "expected"),
+    [
+        ((2.0, 5.0), 3.0, "fastcoll is 2.50 times as fast as gloo: 2.00 ms a step, gloo 5.00 ms."),
+        ((5.0, 2.0), 3.0, "fastcoll is not faster than gloo here: 5.00 ms a step, gloo 2.00 ms."),
+        (
+            (2.0, 5.0),
+            30.0,
+            "so the times decide nothing: fastcoll took 2.00 ms a step, gloo 5.00 ms.",
+        ),
+    ],
+)
+def test_the_verdict_of_the_demo_holds(
+    times: tuple[float, float], others: float, expected: str
+) -> None:
+    outcomes = [
+        outcome_of(each, time) for each, time in zip(("fastcoll", "gloo"), times, strict=True)
+    ]
+    found = ddp_train.verdict(outcomes, others)
+    assert expected in found and f"Other processes used {others:.0f}% of the machine" in found

@@ -127,12 +127,6 @@ def test_tensor_parallel_generate(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_no_edit(tmp_path: Path) -> None:
-    printed = run("bash", str(EXAMPLES / "no_edit.sh"), folder=tmp_path)
-    assert shapes(printed.splitlines()) == shapes(expected("no_edit.sh"))
-
-
-@pytest.mark.full
 def test_which_rank_hangs(tmp_path: Path) -> None:
     """The script starts its ranks, and compares their traces."""
     name = "which_rank_hangs.py"
@@ -193,7 +187,7 @@ def test_ddp_on_two_hosts(tmp_path: Path) -> None:
     assert shapes(re.findall("^epoch .*", printed, re.M)) == shapes(expected("ddp.py"))
 
 
-@pytest.mark.parametrize("name", ["no_edit.sh", "two_hosts/slurm.sh"])
+@pytest.mark.parametrize("name", ["two_hosts/slurm.sh"])
 def test_bash_parses(name: str) -> None:
     subprocess.run(["bash", "-n", str(EXAMPLES / name)], check=True)
 

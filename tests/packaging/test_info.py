@@ -44,12 +44,65 @@ def test_bad_and_misspelt_variables_are_named(report: dict) -> None:
     assert "expected an integer" in problems["FASTCOLL_SPIN_US"]
 
 
-def test_text_says_the_same(report: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    info._print(report, sys.stdout)
-    text = capsys.readouterr().out
-    assert "FASTCOLL_DEBG" in text
+def printed(report: dict, everything: bool, capsys: pytest.CaptureFixture[str]) -> str:
+    info._print(report, everything, sys.stdout)
+    return capsys.readouterr().out
+
+
+def test_the_verdict_comes_first_and_defaults_are_left_out(
+    report: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(report, False, capsys)
+    cpu, cuda, *_ = text.splitlines()
+    assert cpu.startswith("CPU tensors: ready, through shared memory; ")
+    assert cuda.startswith("CUDA tensors: ")
+    assert "FASTCOLL_DEBG" in text and "(default)" not in text
     assert report["versions"]["torch"] in text
-    assert "yes: " in text
+    whole = printed(report, True, capsys)
+    assert "FASTCOLL_TIMEOUT" in whole or "(default)" in whole
+    assert report["libraries"]["libtorch_cpu"][0] in whole
+
+
+def answers(**missing: str) -> list[dict]:
+    """The answers of all checks, of which these parts are missing for a reason."""
+    words = {"name": 'init_process_group("fastcoll")', "module": "fastcoll._C"}
+    words |= {"shared": "CPU, shared memory", "gloo": "CPU, between hosts (Gloo)", "cuda": "CUDA"}
+    words |= {"nccl": "NCCL, through CuPy", "triton": "Triton"}
+    return [
+        {"part": part, "available": word not in missing, "detail": missing.get(word, "it is here"),
+         "remedy": f"install {word}" if word in missing else ""}
+        for word, part in words.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [
+        ({}, ["CPU tensors: ready, through shared memory; it is here.", "CUDA tensors: ready; it is here."]),
+        ({"shared": "no room"}, ["CPU tensors: ready, through Gloo, because memory cannot be shared."]),
+        ({"shared": "no room", "gloo": "none"}, ["CPU tensors: not ready: neither memory nor Gloo connects ranks."]),
+        ({"module": "of another torch"}, ["CPU tensors: not ready. fastcoll._C: of another torch."]),
+        ({"cuda": "no CUDA in torch", "nccl": "none"}, ["CUDA tensors: not served: no CUDA in torch."]),
+        ({"triton": "none"}, ["CUDA tensors: ready; it is here; by NCCL alone, without kernels of Triton."]),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_what_serves_and_what_is_in_the_way(
+    missing: dict[str, str], expected: list[str]
+) -> None:
+    found = info._verdict({"available": answers(**missing)})
+    assert set(expected) <= set(found)
+    assert len(found) == (1 if "module" in missing else 2)
+
+
+def test_no_remedy_is_offered_that_cannot_help(
+    report: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without CUDA in torch, CuPy and Triton are of no use."""
+    changed = {**report, "available": answers(cuda="no CUDA in torch", nccl="none", gloo="none")}
+    text = printed(changed, False, capsys)
+    assert "install gloo" in text
+    assert "install nccl" not in text and "install cuda" not in text
+    assert "-: none" in printed(changed, True, capsys)
 
 
 def test_groups_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The code and commands of README.md and docs/guides/gradients.md run, and print what the page has."""
+"""The commands of README.md, and the code of the quickstart and the page of gradients, print what the page has."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,7 @@ from world import Worlds
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "docs" / "start" / "quickstart.md").read_text()
 
 
 def blocks(page: str, kind: str = "") -> list[str]:
@@ -23,24 +24,42 @@ def blocks(page: str, kind: str = "") -> list[str]:
     ]
 
 
-def hello(sign: str) -> str:
-    """hello.py with the lines of the diff that begin with this sign."""
+def hello(backend: str) -> str:
+    """hello.py of the quickstart, with that backend; README has the line that differs."""
+    (script,) = (block for block in blocks(QUICKSTART, "python") if "all_reduce" in block)
     (diff,) = blocks(README, "diff")
-    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] in (" ", sign))
+    old, new = (line[1:] for line in diff.splitlines())
+    assert (old, new) == tuple(
+        f'dist.init_process_group("{name}")' for name in ("gloo", "fastcoll")
+    )
+    assert script.count(new) == 1
+    return script.replace(new, new.replace("fastcoll", backend))
 
 
-def shown(command: str) -> str:
+def shown(page: str, command: str) -> str:
     """What the page has below a command, up to the next one."""
     (text,) = (
-        text for block in blocks(README) for text in block.split("$ ") if text.startswith(command)
+        text for block in blocks(page) for text in block.split("$ ") if text.startswith(command)
     )
     return text.partition("\n")[2]
 
 
 def test_hello(launcher: Launcher, tmp_path: Path) -> None:
-    expected = shown(".venv/bin/torchrun").splitlines(keepends=True)
-    for rank, line in zip(launcher.ranks(hello("+"), 2, tmp_path), expected, strict=True):
+    expected = shown(QUICKSTART, "torchrun").splitlines(keepends=True)
+    for rank, line in zip(launcher.ranks(hello("fastcoll"), 2, tmp_path), expected, strict=True):
         assert (rank.status, rank.stdout) == (0, line), rank.stderr
+
+
+def test_the_page_has_what_the_examples_print() -> None:
+    """tests/packaging/test_examples.py compares what they print with their docstrings."""
+    examples = {
+        name: (ROOT / "examples" / name).read_text() for name in ("hello.py", "which_rank_hangs.py")
+    }
+    for line in shown(README, "python examples/hello.py").splitlines():
+        assert f"    {line}\n" in examples["hello.py"]
+    (report,) = (block for block in blocks(README) if "last completed" in block)
+    for line in report.splitlines():
+        assert f"    {line}\n" in examples["which_rank_hangs.py"], line
 
 
 @pytest.mark.full
@@ -51,11 +70,11 @@ def test_the_script_for_gloo_under_torchrun(tmp_path: Path) -> None:
         "print(f'served by {backend}\\n', end='')\n"
         "dist.destroy"
     )
-    (tmp_path / "hello.py").write_text(hello("-").replace("dist.destroy", served))
+    (tmp_path / "hello.py").write_text(hello("gloo").replace("dist.destroy", served))
     replaced = {"FASTCOLL_REPLACE": "gloo"}
     printed = torchrun(str(tmp_path / "hello.py"), environment=replaced)
     lines = re.findall("^rank .*\n", printed, re.MULTILINE)
-    assert sorted(lines) == shown(".venv/bin/torchrun").splitlines(keepends=True)
+    assert sorted(lines) == shown(QUICKSTART, "torchrun").splitlines(keepends=True)
     assert printed.count("served by fastcoll") == 2
     assert "[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)" in printed
 
@@ -74,13 +93,23 @@ sys.exit(command.main(["demo", "--epochs", "6"]))
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # two trainings of two ranks
-def test_the_demo_prints_a_table_like_that_of_the_page(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # two ranks train two networks
+def test_the_demo_ends_with_lines_like_those_of_the_page(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     ended = launcher.program(DEMO, tmp_path, limit=500)
     assert ended.status == 0, ended.stderr
-    numbers = re.compile(r" +[\d.,]+")
-    for line in shown("make demo").splitlines():
-        assert numbers.sub(" #", line) in numbers.sub(" #", ended.stdout), ended.stdout
+    printed = ended.stdout.splitlines()
+    for backend in ("fastcoll", "gloo"):
+        assert re.search(
+            rf"^│ {backend} +│ +0\.\d+ │ +9\d\.\d+% │ +[\d.]+ │ +\d+ │$", ended.stdout, re.M
+        )
+    (page,) = (block for block in blocks(QUICKSTART) if block.startswith("The loss curves"))
+    numbers = re.compile(r"\d[\d.]*")
+    same, verdict = (numbers.sub("#", line) for line in page.splitlines())
+    assert numbers.sub("#", printed[-2]) == same
+    found = numbers.sub("#", printed[-1])
+    assert found == verdict or "decide nothing" in found or "is not faster" in found
 
 
 def gradients(text: str) -> list[float]:

@@ -98,7 +98,6 @@ def test_packages_land_below_fastcoll(launcher: Launcher, tmp_path: Path) -> Non
         "kernels/__init__.py",
         "bench/__init__.py",
         "examples/ddp_train.py",
-        "examples/no_edit.sh",
         "examples/quickstart.ipynb",
         "examples/two_hosts/compose.yaml",
         "examples/container/Dockerfile",
