@@ -85,14 +85,6 @@ def _usage() -> str:
     ])  # fmt: skip
 
 
-def _print(text: str) -> None:
-    """Prints, also into a pipe that is closed early."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
     """Runs a sub-command.
 
@@ -100,14 +92,25 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
         arguments: Arguments of the command line, without the program's name.
 
     Returns:
-        The sub-command's exit status, or its message for ``sys.exit``; 2 if there is no such command.
+        The sub-command's exit status, or its message for ``sys.exit``; 1 if the output was closed, 2 if there is no such
+        command.
     """
-    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `fastcoll info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int | str | None:
+    name, *rest = arguments or [""]
     if name in ("-h", "--help", "help"):
-        _print(_usage())
+        print(_usage())
         return 0
     if name in ("--version", "version"):
-        _print(f"fastcoll {__version__}")
+        print(f"fastcoll {__version__}")
         return 0
     if name not in COMMANDS:
         print(f"{_usage()}\n\n{_unknown(name)}", file=sys.stderr)

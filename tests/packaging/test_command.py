@@ -55,6 +55,13 @@ def test_it_imports_no_torch_before_a_sub_command_needs_it(
     assert ended.stderr.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("command", ["--help", "info"])
+def test_a_pipe_that_is_closed_early_is_no_traceback(command: str) -> None:
+    closed = f"{sys.executable} -m fastcoll {command} | true; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", closed], capture_output=True, text=True, timeout=60)
+    assert ended.stderr == ""
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"fastcoll {__version__}\n"
