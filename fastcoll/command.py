@@ -92,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
         arguments: Arguments of the command line, without the program's name.
 
     Returns:
-        The sub-command's exit status, or its message for ``sys.exit``; 1 if the output was closed, 2 if there is no such
-        command.
+        The sub-command's exit status, or its message for ``sys.exit``; 1 if the output was closed; 2 if there is no
+        such command.
     """
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
