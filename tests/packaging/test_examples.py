@@ -120,6 +120,18 @@ def test_faster_gradients(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_gpu_job(launcher: Launcher, tmp_path: Path) -> None:
+    assert ranks(launcher, tmp_path, "gpu_job.py") == expected("gpu_job.py")
+
+
+@pytest.mark.full
+def test_rollout(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "rollout.py"), folder=tmp_path).splitlines()
+    assert sorted(printed) == sorted(expected("rollout.py"))
+    assert [line for line in printed if "round" in line] == sorted(printed)[2:]
+
+
+@pytest.mark.full
 def test_tensor_parallel_generate(launcher: Launcher, tmp_path: Path) -> None:
     """It compares the texts of all ways itself. One layer: it compiles the model three times."""
     printed = ranks(launcher, tmp_path, "tensor_parallel_generate.py", "1")
