@@ -56,7 +56,7 @@ def test_no_kernel_fuses_a_product_and_a_sum() -> None:
     modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in KERNEL_MODULES]
     all_of = [each for module in modules for each in module.configurations()]
     reducing = [each for each in all_of if "gather" not in each.name]
-    assert len(reducing) > 40
+    assert len(reducing) > 30
     assert all(each.options["enable_fp_fusion"] is False for each in reducing)
 
 
