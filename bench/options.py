@@ -33,12 +33,25 @@ _BACKENDS = {
     "compiled": "fastcoll,fastcoll-compile,gloo",
 }
 WORDS = {
-    "": "Times collectives of several backends side by side. Other first words: ddp, objects, compiled.",
+    "": "Times collectives of several backends in turns, and checks their results.",
     "ddp": "What DistributedDataParallel adds to a training step.",
     "objects": "Objects by torch's calls, and by fastcoll's communicator.",
     "compiled": "A token through a compiled transformer with tensor parallelism.",
 }
 """What is measured, by the first word of the command line; "": collectives."""
+
+_STATUS = "Exit status: 1 if a result is wrong, 2 if nothing could be measured."
+_EPILOG = f"""examples:
+  fastcoll bench all_reduce -b 4 -e 64M -f 4
+  fastcoll bench all --backend fastcoll,gloo --nproc 4
+  torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl
+
+other benchmarks, each with its own --help:
+  fastcoll bench ddp        what DistributedDataParallel adds to a training step
+  fastcoll bench objects    objects, by torch's calls and by fastcoll's communicator
+  fastcoll bench compiled   a token through a compiled transformer
+
+{_STATUS}"""
 
 
 def _words(known: Iterable[str], text: str) -> tuple[str, ...]:
@@ -73,14 +86,14 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"fastcoll bench {word}".rstrip(),
         description=WORDS[word],
-        epilog="The ranks are started here, or by torchrun -m fastcoll.bench. Exit status: 1 if a result is "
-        "wrong, 2 if nothing could be measured.",
+        epilog=_EPILOG if not word else _STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     ddp, add = word == "ddp", parser.add_argument
     natural, positive, at_least = _number(int, 0), _number(int, 1), partial(_number, float)
     # fmt: off
     if names:
-        add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
+        add("names", nargs="*", metavar="NAME", help=f"what to time: {', '.join((*names, 'all'))}")
         add("-d", "--datatype", dest="dtypes", type=partial(_words, DTYPES), default="float",
             help=f"comma-separated: {', '.join(DTYPES)}, all (float)")
     add("--backend", dest="backends", type=partial(_words, ()),

@@ -26,7 +26,7 @@ from pathlib import Path
 __all__ = ["Outcome", "main"]
 
 _LOSS = r"(?<![A-Za-z])loss[\"']?\s*[:=]?\s*([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_SERVED = re.compile(r"^\[fastcoll\] group '")
+_SERVED = re.compile(r"\[fastcoll\] group '")
 _ERROR = re.compile(r"^(?:\[rank\d+\]:)?\s*([\w.]*(?:Error|Exception)\b.*)")
 _OURS = ("FASTCOLL_REPLACE", "FASTCOLL_DEFAULT")
 _CLOSE = 1e-3  # relative difference of losses that another order of sums may explain
@@ -79,7 +79,7 @@ def _run(
         for line in job.stdout:
             now = time.monotonic()
             file.write(line)
-            outcome.served |= bool(_SERVED.match(line))
+            outcome.served |= bool(_SERVED.search(line))
             if error := _ERROR.match(line):
                 outcome.errors.append(error[1].strip())
             if found := pattern.findall(line):

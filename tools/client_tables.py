@@ -21,16 +21,17 @@ def clients() -> list[str]:
                 raise ValueError(f"{name}: {client['title']}, {ranks} ranks: {client_result(case)}")
             versions = ", ".join(f"{one} {version}" for one, version in case["versions"].items())
             loss = f"{float.fromhex(case['final_loss']['fastcoll']):.6f}"
-            row = [client["title"], versions, f"`{client['setting']}`", ranks, *_step_times(case)]
-            rows.append([*row, loss, _losses(case)])
+            gloo, ours, ratio = _step_times(case)
+            row = [client["title"], ratio, ranks, gloo, ours, loss, _losses(case)]
+            rows.append([*row, f"`{client['setting']}`", versions])
     head = (
-        "client | version | setting | ranks | gloo, ms | fastcoll, ms | gloo / fastcoll | final loss, fastcoll | "
-        "losses of all steps"
+        "client | gloo / fastcoll | ranks | gloo, ms | fastcoll, ms | final loss, fastcoll | losses of all steps | "
+        "setting | version"
     )
     dates = sorted(client["date"] for client in record["cases"])
     rounds = sorted({client["rounds"] for client in record["cases"]})
     when = f"Started from {dates[0][:16]} to {dates[-1][:16]}, {'/'.join(map(str, rounds))} rounds."
-    return [*markdown(head, rows, 3), *source(name, record, f"; {when}")]
+    return [*markdown(head, rows), *source((name, record), more=f"; {when}")]
 
 
 def _step_times(case: dict[str, Any]) -> list[str]:
@@ -65,5 +66,6 @@ def frameworks() -> list[str]:
         case = client["ranks"]["2"]
         if not case["same_bits"]:
             raise ValueError(f"{client['title']}: expected Gloo's losses, got {_losses(case)}")
-        rows.append([client["title"], f"`{client['setting']}`", *_step_times(case)])
-    return markdown("framework | how to switch | Gloo, ms | fastcoll, ms | speed-up", rows, 2)
+        gloo, ours, ratio = _step_times(case)
+        rows.append([client["title"], ratio, gloo, ours, f"`{client['setting']}`"])
+    return markdown("framework | speed-up | Gloo, ms | fastcoll, ms | how to switch", rows)

@@ -11,7 +11,15 @@ from fastcoll.bench.record import read_record
 __all__ = ["link", "origin", "record_of", "source"]
 
 _RESULTS = ROOT / "bench" / "results"
-_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "I_MPI_")  # by launchers, hosts.py
+_NOT_ASKED = (
+    *("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "I_MPI_"),  # by launchers, hosts.py
+    *(
+        "NCCL_VERSION",
+        "TORCH_CUDA_ARCH_LIST",
+        "TORCH_SYMM_MEM_",
+    ),  # by images and tools/gpu.sh, without an effect
+)
+"""Begins of variables that a record has, and that a reader need not set."""
 
 
 def record_of(name: str) -> dict[str, Any]:
@@ -19,12 +27,19 @@ def record_of(name: str) -> dict[str, Any]:
     return read_record(_RESULTS / name)
 
 
-def source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
-    """Returns the lines under a table: command, date and machine."""
-    # The benchmark sets the other variables itself.
-    asked = {k: v for k, v in record.get("environment", {}).items() if not k.startswith(_SET_HERE)}
-    settings = "".join(f"{name}={value} " for name, value in asked.items())
-    return ["", f"`{settings}{record['command']}`  ", f"{link(name)}, {origin(record)}{more}"]
+def source(*records: tuple[str, dict[str, Any]], more: str = "") -> list[str]:
+    """Returns the folded lines under a table: command, date and machine of each record, by its name."""
+    lines = ["", '<details markdown="1"><summary>How to repeat</summary>', ""]
+    for name, record in records:
+        # The benchmark sets the other variables itself.
+        variables = record.get("environment", {}).items()
+        asked = [f"{key}={value} " for key, value in variables if not key.startswith(_NOT_ASKED)]
+        lines += [
+            f"`{''.join(asked)}{record['command']}`  ",
+            f"{link(name)}, {origin(record)}{more}",
+            "",
+        ]
+    return [*lines, "</details>"]
 
 
 def link(name: str) -> str:

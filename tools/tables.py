@@ -46,7 +46,7 @@ def _ddp(name: str) -> list[str]:
             rows.append(row)
     if len(rows[0]) > head.count("|") + 1:
         head += " | added launches | added on the GPU, us"
-    return [*markdown(head, rows, 3), *source(name, record)]
+    return [*markdown(head, rows, 3), *source((name, record))]
 
 
 _ONE_HOST = "collectives_cpu_2ranks.jsonl"
@@ -62,10 +62,10 @@ def _all_reduce() -> list[str]:
         gloo, mpi = times["gloo"], times["mpi"]
         us = [f"{each:.1f}" for each in (*by, mpi, gloo)]
         ratios = [gloo / by[0], mpi / by[0], mpi / by[2]]
-        rows.append([size_text(case["size"]), *us, *map(times_text, ratios)])
-    head = "message | dist, us | shared, us | plan, us | Intel MPI, us | gloo, us"
-    ratios_of = "gloo / dist | Intel MPI / dist | Intel MPI / plan"
-    return [*markdown(f"{head} | {ratios_of}", rows), *source(_ONE_HOST, record)]
+        rows.append([size_text(case["size"]), *map(times_text, ratios), *us])
+    head = "message | gloo / dist | Intel MPI / dist | Intel MPI / plan"
+    times_of = "dist, us | shared, us | plan, us | Intel MPI, us | gloo, us"
+    return [*markdown(f"{head} | {times_of}", rows), *source((_ONE_HOST, record))]
 
 
 def _all_reduce_16_cores() -> list[str]:
@@ -83,10 +83,8 @@ def _all_reduce_16_cores() -> list[str]:
         for ranks in records
         for what in ("fastcoll, us", "gloo, us", "gloo / fastcoll")
     ]
-    lines = markdown(" | ".join(["message", *titles]), rows)
-    for ranks, record in records.items():
-        lines += source(names[ranks], record)
-    return lines
+    sources = [(names[ranks], record) for ranks, record in records.items()]
+    return [*markdown(" | ".join(["message", *titles]), rows), *source(*sources)]
 
 
 _OTHER_MPIS = {
@@ -105,15 +103,14 @@ def _communicator() -> list[str]:
     for cases in zip(*(each["cases"] for each in others.values()), strict=True):
         collective, size = cases[0]["collective"], cases[0]["size"]
         times = known[collective, size]
-        row = [collective, size_text(size) if size else "-", *(f"{times[one]:.2f}" for one in ways)]
+        row = [collective, size_text(size) if size else "-"]
         each = [times, *map(medians, cases)]
-        rows.append([*row, *(times_text(one["mpi"] / one["fastcoll-plan"]) for one in each)])
-    titles = ["collective", "message", *ways.values()]
-    titles += [f"{mpi} / plan" for mpi in ("Intel MPI", *others)]
-    lines = [*markdown(" | ".join(titles), rows, 2), *source(_ONE_HOST, record)]
-    for mpi, other in others.items():
-        lines += source(_OTHER_MPIS[mpi], other)
-    return lines
+        row += [times_text(one["mpi"] / one["fastcoll-plan"]) for one in each]
+        rows.append([*row, *(f"{times[one]:.2f}" for one in ways)])
+    titles = ["collective", "message", *(f"{mpi} / plan" for mpi in ("Intel MPI", *others))]
+    titles += ways.values()
+    sources = [(_ONE_HOST, record), *((_OTHER_MPIS[mpi], other) for mpi, other in others.items())]
+    return [*markdown(" | ".join(titles), rows, 2), *source(*sources)]
 
 
 def _vllm() -> list[str]:
@@ -125,7 +122,7 @@ def _vllm() -> list[str]:
         ratios = [times_text(times["vllm"] / by[way]) for way in (1, 3)]
         rows.append([case["collective"], size_text(case["size"]), *us, *ratios])
     head = "collective | message | dist, us | operator, us | call, us | plan, us | vLLM, us"
-    return [*markdown(f"{head} | vLLM / operator | vLLM / plan", rows, 2), *source(name, record)]
+    return [*markdown(f"{head} | vLLM / operator | vLLM / plan", rows, 2), *source((name, record))]
 
 
 def _objects() -> list[str]:
@@ -137,7 +134,7 @@ def _objects() -> list[str]:
         row = [case["collective"], case["object"], *(f"{each:.1f}" for each in by)]
         rows.append([*row, times_text(by[0] / by[2])])
     head = "call | object | gloo, us | dist, us | communicator, us | gloo / communicator"
-    return [*markdown(head, rows, 2), *source(name, record)]
+    return [*markdown(head, rows, 2), *source((name, record))]
 
 
 def _compiled() -> list[str]:
@@ -156,7 +153,7 @@ def _compiled() -> list[str]:
         over = times[peer] - alone
         rows.append([way, f"{times[peer]:.0f}", f"{over:.0f}", times_text(base / over)])
     head = "by | a token, us | of that communication, us | torch.compile on fastcoll / it"
-    return [*markdown(head, rows, 1), *source(name, record)]
+    return [*markdown(head, rows, 1), *source((name, record))]
 
 
 # Rows of the page; the record has more.
@@ -188,7 +185,7 @@ def _kernels(name: str = "kernels_cuda.jsonl") -> list[str]:
         if own
         else "The copy of each row is that of 1 GiB: this record has no copies of buckets."
     )
-    return [*markdown(head, rows, 2), "", bars, *source(name, record)]
+    return [*markdown(head, rows, 2), "", bars, *source((name, record))]
 
 
 def _engine() -> list[str]:
@@ -201,7 +198,7 @@ def _engine() -> list[str]:
         us = [_or_dash(times.get(column), "{:.1f}") for column in columns]
         rows.append([case["case"], *us, f"{times['fastcoll'] / times['nccl']:.2f}"])
     titles = [f"{column}, us" for column in columns]
-    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *source(name, record)]
+    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *source((name, record))]
 
 
 _COMPARED = {
@@ -223,7 +220,7 @@ def _collectives(name: str) -> list[str]:
     sizes = sorted({case["size"] for case in record["cases"]})
     rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
     head = " | ".join(["call", "times", *map(size_text, sizes)])
-    return [*markdown(head, rows, 2), *source(name, record)]
+    return [*markdown(head, rows, 2), *source((name, record))]
 
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
@@ -237,12 +234,9 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
     rows = [[call, size_text(n) if n else "", *row] for (call, n), row in times.items()]
     assert all(len(row) == 3 + len(shapes) for row in rows), "a record lacks a case"
     titles = [HOSTS[name] for name in shapes]
-    lines = markdown(
-        " | ".join(["call", "message", f"fastcoll, ms, {titles[0]}", *titles]), rows, 2
-    )
-    for name, record in records.items():
-        lines += source(f"hosts_{name}_{link}_cpu.jsonl", record)
-    return lines
+    head = " | ".join(["call", "message", f"fastcoll, ms, {titles[0]}", *titles])
+    sources = [(f"hosts_{name}_{link}_cpu.jsonl", record) for name, record in records.items()]
+    return [*markdown(head, rows, 2), *source(*sources)]
 
 
 def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
