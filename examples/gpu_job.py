@@ -17,6 +17,7 @@ Expected output without a GPU:
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step == 1:
-            saving = checkpoint.async_save(model.state_dict(), checkpoint_id=folder[0])
+            saving: Any = checkpoint.async_save(model.state_dict(), checkpoint_id=folder[0])
         if first:
             print(f"step {step}: loss {loss.item():.3f}")
     saving.result()

@@ -60,6 +60,21 @@ def captured_launches():
     return [what for what in made if not what.startswith("aten::fill_")]
 
 
+def test_the_first_call_for_kernels_cannot_be_captured():
+    """Where the ranks map nothing, this call agrees on kernels, and compiles them."""
+    with peer_memory.MAPPER.changed(refuses={"missing"}):
+        group = dist.new_group()
+        dist.all_reduce(ones(1)[0], group=group)
+    capture = Capture()
+    with capture(), pytest.raises(ValueError, match="compiles kernels.*before the capture"):
+        fastcoll.all_reduce_coalesced(ones(), group=group)
+    fastcoll.all_reduce_coalesced(ones(), group=group)
+    tensors = ones()
+    with capture():
+        fastcoll.all_reduce_coalesced(tensors, group=group)
+    assert all(tensor.cpu().eq(2).all() for tensor in tensors)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "launches"), [("two_shot", (2, 2)), ("ring", (3, 3)), ("nccl", (3, 5))]
 )
