@@ -66,7 +66,7 @@ def test_the_first_call_for_kernels_cannot_be_captured():
         group = dist.new_group()
         dist.all_reduce(ones(1)[0], group=group)
     capture = Capture()
-    with capture(), pytest.raises(ValueError, match="compiles kernels.*before the capture"):
+    with capture(), pytest.raises(ValueError, match=r"compiles kernels.*before the capture"):
         fastcoll.all_reduce_coalesced(ones(), group=group)
     fastcoll.all_reduce_coalesced(ones(), group=group)
     tensors = ones()
