@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import info
+from fastcoll._checks import used_by_cores
 from fastcoll._group_backend import this_host
 from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
@@ -46,11 +47,7 @@ _Result = TypeVar("_Result")
 
 def _used() -> tuple[float, float, float]:
     """Returns the CPU seconds of this rank, the busy seconds of all cores, and all seconds of all cores."""
-    with open("/proc/stat") as file:
-        ticks = [int(word) for word in file.readline().split()[1:9]]
-    second = os.sysconf("SC_CLK_TCK")
-    idle = ticks[3] + ticks[4]
-    return time.process_time(), (sum(ticks) - idle) / second, sum(ticks) / second
+    return time.process_time(), *used_by_cores()
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 from fastcoll._built_for import UnusableBuild, needed_torch
 from fastcoll._requirements import nccl_owners
 
-__all__ = ["CHECKS", "allowed_cores", "installed_version", "run_checks"]
+__all__ = ["CHECKS", "allowed_cores", "installed_version", "run_checks", "used_by_cores"]
 
 _GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}
 
@@ -48,6 +48,14 @@ def allowed_cores() -> float:
         return cores if quota == "max" else min(cores, int(quota) / int(period))
     except (OSError, ValueError):
         return cores
+
+
+def used_by_cores() -> tuple[float, float]:
+    """Returns the seconds that all cores together were busy since the machine's start, and all their seconds."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    idle, second = ticks[3] + ticks[4], os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle) / second, sum(ticks) / second
 
 
 def check_compiled_module() -> str:

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fastcoll._checks import used_by_cores
+
 __all__ = ["Outcome", "main"]
 
 _LOSS = r"(?<![A-Za-z])loss[\"']?\s*[:=]?\s*([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
@@ -91,13 +93,10 @@ def _run(
     return outcome
 
 
-def _used() -> tuple[float, float]:
-    """Returns the seconds of all cores that were used since the machine's start, and by ended child processes."""
-    with open("/proc/stat") as file:
-        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+def _used() -> tuple[float, float, float]:
+    """Returns the CPU seconds of ended child processes, the busy seconds of all cores, and all seconds of all cores."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-    return busy, children.ru_utime + children.ru_stime
+    return children.ru_utime + children.ru_stime, *used_by_cores()
 
 
 def _row(title: str, cells: Sequence[str]) -> str:
@@ -208,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours = {"FASTCOLL_REPLACE": name, "FASTCOLL_DEFAULT": "1" if name == "gloo" else "cpu,cuda"}
     runs: dict[str, list[Outcome]] = {name: [], "fastcoll": []}
     folder = Path(tempfile.mkdtemp(prefix="fastcoll-compare-"))
-    before, start = _used(), time.monotonic()
+    before = _used()
     for number in range(options.rounds):
         for side in (name, "fastcoll") if number % 2 == 0 else ("fastcoll", name):
             print(
@@ -224,9 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if outcome.status:
                 last = outcome.log.read_text().splitlines()[-_LAST_LINES:]
                 print(f"it ended with {outcome.status}:", *last, sep="\n  ", file=sys.stderr)
-    busy, used = (now - then for now, then in zip(_used(), before, strict=True))
-    machine = (time.monotonic() - start) * (os.cpu_count() or 1)
-    lines, status = _report(name, runs, max(0.0, 100 * (busy - used) / machine))
+    ours_used, busy, whole = (now - then for now, then in zip(_used(), before, strict=True))
+    others = max(0.0, 100 * (busy - ours_used) / whole) if whole > 0 else 0.0
+    lines, status = _report(name, runs, others)
     print(*lines, f"All that the runs printed: {folder}", sep="\n")
     return status
 

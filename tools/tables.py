@@ -255,7 +255,7 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
 
 
 def _gpu() -> list[str]:
-    """Returns what one rank on one GPU shows, in four rows."""
+    """Returns the table of README: four figures of one GPU."""
     calls = {one["case"]: one["time"] for one in record_of("engine_cuda.jsonl")["cases"]}
     works = {one["name"]: one for one in record_of("kernels_cuda.jsonl")["cases"]}
     steps = record_of("ddp_cuda_1rank.jsonl")["cases"]
