@@ -97,7 +97,7 @@ docs: build/docs/.has-requirements
 	$(HOST_PYTHON) tools/check_pages.py --links
 	rm -rf build/site
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/$(BUILDER) build --strict
-	$(HOST_PYTHON) tools/built_site.py build/site
+	build/docs/bin/python tools/built_site.py build/site
 
 build/docs/.has-requirements: mkdocs-requirements.txt
 	$(HOST_PYTHON) -m venv --clear $(@D)
