@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable
 from functools import partial
 
-import scale
+import one_gpu
 from client_tables import clients, frameworks
-from pictures import HOSTS, PICTURES
+from drawings import HOSTS
+from pictures import PICTURES
 from table_sources import link, origin, record_of, source
 
 from fastcoll import env
-from fastcoll.bench.derived import (
-    BAR,
-    ENGINE_COLUMNS,
-    added,
-    added_by_profile,
-    copy_bandwidth,
-    least_bytes,
-)
+from fastcoll.bench.derived import added, added_by_profile, least_bytes
 from fastcoll.bench.record import medians
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import markdown, times_text
 
 __all__ = ["TABLES"]
-
-
-def _or_dash(value: float | None, text: str) -> str:
-    return "-" if value is None else text.format(value)
 
 
 def _ddp(name: str) -> list[str]:
@@ -156,49 +145,14 @@ def _compiled() -> list[str]:
     return [*markdown(head, rows, 1), *source((name, record))]
 
 
-# Rows of the page; the record has more.
-_KERNELS = re.compile(
-    r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 streams 64 MiB \S+"
-)
-
-
-def _kernels(name: str = "kernels_cuda.jsonl") -> list[str]:
+def _startup() -> list[str]:
+    name = "startup_cpu.jsonl"
     record = record_of(name)
-    rows: list[list[str]] = []
-    fastest, own = 0.0, False
-    for case in record["cases"]:
-        if not _KERNELS.fullmatch(case["name"]):
-            continue
-        fastest = copy_bandwidth(case, "copy") or fastest
-        bar = copy_bandwidth(case, BAR) or fastest
-        own |= BAR in case["candidates"]
-        for candidate, times in case["candidates"].items():
-            graph, eager = (times[way]["median"] for way in ("graph", "eager"))
-            bandwidth = case["bytes"] / graph / 1e3
-            if candidate in ("copy", BAR):
-                bandwidth = bar
-            row = [case["name"], candidate, f"{graph:.1f}", f"{eager:.1f}", f"{bandwidth:.0f}"]
-            rows.append([*row, f"{bandwidth / bar:.2f}"])
-    head = "work | by | in a graph, us | as calls, us | GB/s | of the copy's"
-    bars = (
-        "The copy of flatten and unflatten is that of the same buckets, one launch each."
-        if own
-        else "The copy of each row is that of 1 GiB: this record has no copies of buckets."
-    )
-    return [*markdown(head, rows, 2), "", bars, *source((name, record))]
-
-
-def _engine() -> list[str]:
-    record, rows = record_of(name := "engine_cuda.jsonl"), []
-    columns = [
-        one for one in ENGINE_COLUMNS if any(one in each["time"] for each in record["cases"])
+    rows = [
+        [f"`{case['command']}`", *(f"{case['time'][key] / 1e3:.0f}" for key in ("median", "upper"))]
+        for case in record["cases"]
     ]
-    for case in record["cases"]:
-        times = {column: one["median"] for column, one in case["time"].items()}
-        us = [_or_dash(times.get(column), "{:.1f}") for column in columns]
-        rows.append([case["case"], *us, f"{times['fastcoll'] / times['nccl']:.2f}"])
-    titles = [f"{column}, us" for column in columns]
-    return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *source((name, record))]
+    return [*markdown("command | median, ms | upper quartile, ms", rows), *source((name, record))]
 
 
 _COMPARED = {
@@ -254,44 +208,6 @@ def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
     return markdown(" | ".join(["call", *titles]), [[call, *row] for call, row in sent.items()])
 
 
-def _gpu() -> list[str]:
-    """Returns the table of README: four figures of one GPU."""
-    calls = {one["case"]: one["time"] for one in record_of("engine_cuda.jsonl")["cases"]}
-    works = {one["name"]: one for one in record_of("kernels_cuda.jsonl")["cases"]}
-    steps = record_of("ddp_cuda_1rank.jsonl")["cases"]
-    host = calls["all_reduce, async"]
-    copies = works["flatten resnet50"]["candidates"]
-    total = works["reduce 8 x float32"]
-    step = next(one for one in steps if one["model"] == "resnet50")
-    work = {
-        case["backend"]: added_by_profile(step, case)
-        for case in step["cases"]
-        if case["buckets"] == "default buckets"
-    }
-    launches = [
-        f"{one.launches + one.collectives:.0f}"
-        for one in (work["fastcoll-sync"], work["nccl"])
-        if one is not None
-    ]
-
-    def us(times: dict[str, dict[str, float]], by: str) -> str:
-        return f"{times[by]['median']:.1f}"
-
-    def bandwidth(by: str) -> str:
-        return f"{total['bytes'] / total['candidates'][by]['graph']['median'] / 1e3:.0f}"
-
-    rows = [
-        ["launches that a step of ResNet-50 gets, against DDP on NCCL", *launches],
-        ["copy of its 161 gradients into buckets, against a copy of each, us"]
-        + [us(copies[by], "graph") for by in ("fastcoll", "ddp")],
-        ["host's time of an asynchronous `all_reduce` of 1 KiB, us"]
-        + [us(host, by) for by in ("fastcoll", "nccl")],
-        ["sum of 8 buffers of float32, against additions, GB/s"]
-        + [bandwidth(by) for by in ("fastcoll", "adds")],
-    ]
-    return markdown("one H200 | fastcoll | PyTorch", rows, 1)
-
-
 def _variables() -> list[str]:
     lines: list[str] = []
     for group in env.GROUPS:
@@ -319,18 +235,24 @@ def _picture(name: str) -> list[str]:
     ]
 
 
+def _pictures(*names: str) -> dict[str, Callable[[], list[str]]]:
+    return {f"picture_{name}": partial(_picture, name) for name in names}
+
+
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
-    "README.md": {"frameworks": frameworks, "gpu": _gpu},
-    "docs/guides/frameworks.md": {"clients": clients},
+    "README.md": {"frameworks": frameworks, "gpu": one_gpu.figures_table},
+    "docs/guides/frameworks.md": {"clients": clients, **_pictures("frameworks")},
     "docs/guides/microseconds.md": {
         "communicator": _communicator,
         "vllm": _vllm,
         "objects": _objects,
     },
     "docs/guides/compile.md": {"compiled": _compiled},
+    "docs/reference/command-line.md": {"startup": _startup},
     "docs/reference/environment.md": {"variables": _variables},
-    "docs/benchmarks/index.md": {f"picture_{name}": partial(_picture, name) for name in PICTURES},
+    "docs/benchmarks/index.md": _pictures("added", "all_reduce", "hosts", "faults"),
     "docs/benchmarks/one-host.md": {
+        **_pictures("ranks"),
         "all_reduce": _all_reduce,
         "all_reduce_16_cores": _all_reduce_16_cores,
         "collectives": partial(_collectives, _ONE_HOST),
@@ -341,8 +263,9 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
     },
     "docs/benchmarks/one-gpu.md": {
-        "engine": _engine,
-        "kernels": _kernels,
+        **_pictures("gpu"),
+        "engine": one_gpu.engine,
+        "kernels": one_gpu.kernels,
         "ddp_cuda": lambda: _ddp("ddp_cuda_1rank.jsonl"),
     },
     "docs/benchmarks/hosts.md": {
@@ -351,6 +274,5 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "hosts_unshaped": lambda: _hosts("unshaped", ("2x2",)),
         "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.jsonl"),
     },
-    "docs/benchmarks/at-scale.md": {"scale": scale.table},
 }
 """The function that makes the lines of each table and picture, by its page and the name in its mark."""

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+import drawings
 import pictures
 from svg import carried_digest, digest
 
@@ -25,7 +26,7 @@ def test_a_picture_carries_the_digest_of_its_records(tmp_path: Path, name: str, 
 
 
 def test_a_picture_that_is_missing_or_of_another_record_is_stale(tmp_path: Path) -> None:
-    files = [f"{name}_{theme}.svg" for name in pictures.PICTURES for theme in pictures.THEMES]
+    files = [f"{name}_{theme}.svg" for name in pictures.PICTURES for theme in drawings.THEMES]
     assert pictures.stale(tmp_path) == files
     pictures.redraw(tmp_path / files[0])
     assert pictures.stale(tmp_path) == files[1:]
@@ -45,7 +46,7 @@ def test_faults_are_those_of_both_backends_in_the_order_of_gloo() -> None:
         {"backends": {"gloo": {"verdict": gloo}, "fastcoll": {"verdict": ours}}}
         for gloo, ours in verdicts
     ]
-    assert pictures.faults_of_both({"cases": [*cases, {"backends": {}}]}) == [
+    assert drawings.faults_of_both({"cases": [*cases, {"backends": {}}]}) == [
         (0, 1),
         (1, 4),
         (3, 0),
@@ -72,6 +73,6 @@ def test_the_caption_of_all_reduce_is_about_its_cases_only() -> None:
 
 def test_the_floor_is_drawn_from_64_kib() -> None:
     (record,) = pictures.PICTURES["all_reduce"].read()
-    floor, *_ = pictures._draw_all_reduce([record], pictures.THEMES["light"]).axes[0].lines[::-1]
+    floor, *_ = drawings.draw_all_reduce([record], drawings.THEMES["light"]).axes[0].lines[::-1]
     drawn = [size for size, time in zip(*floor.get_data(), strict=True) if time == time]
     assert min(drawn) == 64 << 10
