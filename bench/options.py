@@ -14,6 +14,7 @@ from fastcoll.bench.sizes import parse_size, size_text
 __all__ = [
     *("DTYPES", "HOST_CALLS", "MOST_ATTEMPTS", "OPS", "WORDS"),
     *("clipped_step_parser", "engine_parser", "hosts_parser", "kernels_parser", "parse"),
+    "startup_parser",
 ]
 
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double")
@@ -36,7 +37,7 @@ WORDS = {
     "": "Times collectives of several backends in turns, and checks their results.",
     "ddp": "What DistributedDataParallel adds to a training step.",
     "objects": "Objects by torch's calls, and by fastcoll's communicator.",
-    "compiled": "A token through a compiled transformer with tensor parallelism.",
+    "compiled": "Time per token of a compiled transformer with tensor parallelism.",
 }
 """What is measured, by the first word of the command line; "": collectives."""
 
@@ -49,7 +50,7 @@ _EPILOG = f"""examples:
 other benchmarks, each with its own --help:
   fastcoll bench ddp        what DistributedDataParallel adds to a training step
   fastcoll bench objects    objects, by torch's calls and by fastcoll's communicator
-  fastcoll bench compiled   a token through a compiled transformer
+  fastcoll bench compiled   time per token of a compiled transformer
 
 {_STATUS}"""
 
@@ -103,7 +104,7 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device of the buffers (cpu)")
     add("-n", "--iters", type=positive, default=20 if ddp else 100, help="timed calls (%(default)s)")
     add("--rounds", type=positive, default=5 if ddp else 10,
-        help="the backends take turns so many times within a size (%(default)s)")
+        help="rounds per size, in which the backends take turns (%(default)s)")
     add("-w", "--warmup", type=natural, default=1 if ddp else 2,
         help="untimed calls at the start of each round (%(default)s)")
     add("-c", "--check", type=natural, default=1,
@@ -247,4 +248,15 @@ def kernels_parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
     add("--json", type=Path, default=None, help="write every statistic")
     # fmt: on
+    return parser
+
+
+def startup_parser() -> argparse.ArgumentParser:
+    """Returns the parser of fastcoll.bench.startup."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.startup",
+        description="The time that a command takes to start.",
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="starts of each (%(default)s)")
+    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
     return parser
