@@ -30,8 +30,8 @@ _TABLE = Table(
     Column("floor", 9, unit="(us)"),
 )
 _LEGEND = (
-    "time: median over calls; ratio: times faster than {baseline} at the size; lead: than the fastest other library; "
-    "floor: memory's part, from 64 KiB"
+    "time: median over calls; ratio: times faster than {baseline} at the size; lead: speed-up over the "
+    "fastest other library; floor: time of the memory alone, from 64 KiB"
 )
 _MPIS = {"Intel(R) MPI": "Intel MPI", "MPICH": "MPICH", "Open MPI": "Open MPI"}
 """The names of MPIs, by the start of what the library reports."""

@@ -24,6 +24,7 @@ from repository import ROOT
 from fastcoll import env
 from fastcoll.bench import options
 from fastcoll.bench.record import medians, read_record
+from fastcoll.command import COMMANDS
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 GLOSSARY = "docs/project/glossary.md"
@@ -163,6 +164,8 @@ def command_problem(record: dict[str, Any]) -> str:
                     options.kernels_parser().parse_args(given)
                 case ["python", "-m", "fastcoll.bench.clipped_step", *given]:
                     options.clipped_step_parser().parse_args(given)
+                case ["python", "-m", "fastcoll.bench.startup", *given]:
+                    options.startup_parser().parse_args(given)
                 case ["python", file] if (ROOT / file).is_file():
                     pass
                 case [".ci/run", step] if re.search(rf"^{step}\(\)", read(".ci/run"), re.MULTILINE):
@@ -173,6 +176,37 @@ def command_problem(record: dict[str, Any]) -> str:
         return error.getvalue().splitlines()[-1]
     unknown = [name for name in record.get("backends", ()) if name.split("-")[0] not in BACKENDS]
     return f"no backend {', '.join(unknown)}" if unknown else ""
+
+
+def page_commands() -> Iterator[str]:
+    """The pages' blocks name their language, their verbs of ``fastcoll`` exist, and their benchmarks parse."""
+    for page in PAGES:
+        name = page.relative_to(ROOT)
+        for word, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.DOTALL):
+            if not word and block.startswith("$ "):
+                yield f"{name}: expected ```console before {block.splitlines()[0]!r}"
+            if word not in ("bash", "console"):
+                continue
+            for line in block.replace("\\\n", " ").splitlines():
+                if word == "bash" or line.startswith("$ "):
+                    yield from (f"{name}: {line!r}: {each}" for each in _line_problems(line))
+
+
+def _line_problems(line: str) -> Iterator[str]:
+    if not re.search(r"^fastcoll |fastcoll bench|fastcoll\.bench ", line := line.removeprefix("$ ")):
+        return
+    words = [each for each in shlex.split(line, comments=True) if each != "..."]
+    if words[:1] == ["fastcoll"] and words[1] not in (*COMMANDS, "--version"):
+        yield f"no command {words[1]!r}"
+    given = None
+    if words[:2] == ["fastcoll", "bench"]:
+        given = words[2:]
+    elif "fastcoll.bench" in words:
+        given = words[words.index("fastcoll.bench") + 1 :]
+    if given is not None:
+        problem = command_problem({"command": shlex.join(["python", "-m", "fastcoll.bench", *given])})
+        if problem:
+            yield problem
 
 
 def models() -> list[str]:
@@ -326,8 +360,8 @@ def releases() -> Iterator[str]:
 
 if __name__ == "__main__":
     everything = (
-        *(links, blocks, variables, errors, interface, tables, commands, figures),
-        *(language, glossary, beginnings, releases),
+        *(links, blocks, variables, errors, interface, tables, commands, page_commands),
+        *(figures, language, glossary, beginnings, releases),
     )
     checks = (links, blocks) if sys.argv[1:] == ["--links"] else everything
     problems = [problem for check in checks for problem in check()]

@@ -44,7 +44,7 @@ def _detail(finding: Finding) -> Iterator[str]:
     yield f"first difference: seq {finding.seq}, {finding.kind}"
     same: dict[tuple[str, ...], list[int]] = {}
     for rank, entry in finding.calls.items():
-        said: tuple[str, ...] = ("nothing",)
+        said: tuple[str, ...] = ("did not make this call",)
         if entry is not None:
             said = (f"{entry['call']}, {entry['state']}", *entry["sources"])
         same.setdefault(said, []).append(rank)

@@ -126,7 +126,7 @@ def test_what_is_printed() -> None:
     assert "first difference: seq 2, missing" in lines
     assert "at train.py:7 in step" in lines
     assert "from /elsewhere/main.py:9 in main" in lines
-    assert "rank 2: nothing" in lines
+    assert "rank 2: did not make this call" in lines
     assert "- the first error was on rank 0: the fault" in lines
     assert lines[-1] == "Look at ranks 2, 4 first."
 

@@ -48,6 +48,28 @@ def test_a_backend_that_is_gone():
     assert check_pages.command_problem(record) == "no backend impi"
 
 
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("```bash\nfastcoll bench ddp resnet50   # a model\n```", ""),
+        ("```bash\ntorchrun ... -m fastcoll.bench all \\\n    -b 1K\n```", ""),
+        ("```console\n$ fastcoll info\nfastcoll bench is not a command here\n```", ""),
+        ("```bash\nfastcoll bench ddp resnet51\n```", "resnet51"),
+        ("```bash\ntorchrun -m fastcoll.bench all \\\n    --speed 1\n```", "--speed"),
+        ("```console\n$ fastcoll benhc\n```", "no command 'benhc'"),
+        ("```\n$ fastcoll info\n```", "expected ```console"),
+    ],
+)
+def test_the_commands_of_a_page(monkeypatch, tmp_path, block, problem):
+    page = tmp_path / "page.md"
+    page.write_text(f"Text.\n\n{block}\n")
+    monkeypatch.setattr(check_pages, "PAGES", [page])
+    monkeypatch.setattr(check_pages, "ROOT", tmp_path)
+    monkeypatch.setattr(check_pages, "models", lambda: ["resnet50"])
+    found = list(check_pages.page_commands())
+    assert len(found) == bool(problem) and problem in "".join(found)
+
+
 def listing(monkeypatch, *names):
     """Return the differences if these records are listed as stale."""
     read, text = check_pages.read, "\n".join(["# a remark", *names])

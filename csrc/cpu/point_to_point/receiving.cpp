@@ -179,7 +179,7 @@ void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::si
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(message.source),
-                " sends more of a message than was requested", kReportThis);
+                " sent more bytes of a message than this rank requested", kReportThis);
   }
   for (const auto& [from, bytes] : payload) {
     if (bytes == 0) continue;
