@@ -110,7 +110,8 @@ def draw(record: dict[str, Any], path: str) -> None:
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(7.4, 4.3 * max(1, len(kinds))), layout="constrained"
     )
-    for axes, kind in zip(figure.subplots(max(1, len(kinds)), 1, squeeze=False)[:, 0], kinds):
+    panels = figure.subplots(max(1, len(kinds)), 1, squeeze=False)[:, 0]
+    for axes, kind in zip(panels, kinds, strict=False):  # without a case, one panel is empty
         here = [case for case in cases if _kind(case) == kind]
         axes.spines[:].set_visible(False)
         what = " ".join(word for word in kind if word != "none")
@@ -127,7 +128,9 @@ def draw(record: dict[str, Any], path: str) -> None:
 def _curves_of(cases: Sequence[dict[str, Any]], backends: Sequence[str]) -> list[Curve]:
     """Returns the curve of each backend that was timed, and that of memory alone, if there is one."""
     colors = {"fastcoll": COLORS["ours"], "gloo": COLORS["gloo"]}
-    others = iter((COLORS["muted"], COLORS["others"], COLORS["shared"], COLORS["text"]) * len(backends))
+    others = iter(
+        (COLORS["muted"], COLORS["others"], COLORS["shared"], COLORS["text"]) * len(backends)
+    )
     curves = []
     for name in backends:
         values = {case["size"]: medians(case)[name] for case in cases if name in medians(case)}

@@ -25,8 +25,8 @@ from torch.profiler import profile
 
 from fastcoll.ddp import GradientSynchronizer
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-STOCK = "nccl" if torch.cuda.is_available() else "gloo"
+DEVICE, STOCK = ("cuda", "nccl") if torch.cuda.is_available() else ("cpu", "gloo")
+WAYS = "alone", f"DDP on {STOCK}", "GradientSynchronizer"
 
 
 def build(way: str) -> nn.Module:
@@ -41,9 +41,8 @@ def build(way: str) -> nn.Module:
 
 def backward(model: nn.Module) -> float:
     """Takes a backward pass; returns the host's time in ms."""
-    loss = model(torch.ones(8, 64, device=DEVICE)).sum()
     model.zero_grad()
-    loss.item()  # waits for the forward pass
+    loss = model(torch.ones(8, 64, device=DEVICE)).sum()
     start = time.perf_counter()
     loss.backward()
     return (time.perf_counter() - start) * 1e3
@@ -53,21 +52,19 @@ def launches(model: nn.Module) -> int:
     """Returns how many kernels a pass launches; on the CPU, operators that call no other."""
     with profile() as found:
         backward(model)
-    events = found.events() or ()
-    if DEVICE.type == "cpu":
-        return sum(each.name.startswith("aten::") and not each.cpu_children for each in events)
-    return sum(each.device_type.name == "CUDA" for each in events)
+    events = [event for event in found.events() or () if not event.cpu_children]
+    on_gpu = [event for event in events if event.device_type.name == "CUDA"]
+    return len(on_gpu) or sum(event.name.startswith("aten::") for event in events)
 
 
 if __name__ == "__main__":
     os.environ["FASTCOLL_ALGO"] = "nccl"
     dist.init_process_group(STOCK, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    ways = "alone", f"DDP on {STOCK}", "GradientSynchronizer"
-    models = [build(way) for way in ways]
+    models = [build(way) for way in WAYS]
     # The ways take turns; the first passes compile kernels.
     rounds = [[backward(model) for model in models] for _ in range(50)][10:]
     alone, *others = (statistics.median(times) for times in zip(*rounds, strict=True))
     least, *counts = (launches(model) for model in models)
-    for way, count, spent in zip(ways[1:], counts, others, strict=True):
+    for way, count, spent in zip(WAYS[1:], counts, others, strict=True):
         print(f"{count - least} launches and {spent - alone:.2f} ms added by {way}")
     dist.destroy_process_group()

@@ -372,8 +372,8 @@ class Options(Backend.Options):
         timeout: Limit of each operation, after which it fails on all ranks. The argument ``timeout`` of
             ``init_process_group`` wins, unless it is torch's default.
         shared_memory: Whether CPU tensors go through shared memory between ranks of a host. auto uses it where the
-            ranks can share memory, and the network between the others. require makes a group fail whose ranks cannot
-            all share memory. One of auto, off, require.
+            ranks can share memory, and the network between the others. With require, a group fails if a rank cannot
+            share memory. One of auto, off, require.
         network: Network of CPU tensors between hosts, equal on all ranks. ``gloo`` is the only one so far.
         ring_bytes: Bytes of a rank's ring in shared memory, one for each group. A group of several hosts uses four
             times as much. 16384 to 1073741824.
@@ -384,7 +384,7 @@ class Options(Backend.Options):
         shared_tensors: True puts CPU tensors of 32 KiB and more into shared memory, if they are made after
             init_process_group. Peers read and reduce them in place.
         shared_buckets: False keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.
-            With a GPU, they are there unless DDP_DISABLE_COMM_MEM is 0.
+            With a GPU, buckets are private unless DDP_DISABLE_COMM_MEM is 0.
         tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
         is_high_priority_stream: Whether asynchronous calls on CUDA tensors use streams of high priority.
         blocking_wait: Whether ``wait()`` of a call on CUDA tensors blocks the host. False: it blocks the stream.

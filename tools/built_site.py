@@ -69,9 +69,7 @@ def repaired(page: Path, site: Path, address: str) -> tuple[str, list[str], set[
         site: The folder of the site, which has the layout of docs/.
         address: The repository's address. "" if it has none: then the page needs copies of files.
     """
-    text = _PICTURE.sub(
-        r'<img src="\2#only-light"\3><img src="\1#only-dark"\3>', page.read_text()
-    )
+    text = _PICTURE.sub(r'<img src="\2#only-light"\3><img src="\1#only-dark"\3>', page.read_text())
     here = page.parent.relative_to(site)
     lost = [path for path in map(_path, _FILE.findall(text)) if not (page.parent / path).exists()]
     needed: set[Path] = set()

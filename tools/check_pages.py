@@ -193,7 +193,9 @@ def page_commands() -> Iterator[str]:
 
 
 def _line_problems(line: str) -> Iterator[str]:
-    if not re.search(r"^fastcoll |fastcoll bench|fastcoll\.bench ", line := line.removeprefix("$ ")):
+    if not re.search(
+        r"^fastcoll |fastcoll bench|fastcoll\.bench ", line := line.removeprefix("$ ")
+    ):
         return
     words = [each for each in shlex.split(line, comments=True) if each != "..."]
     if words[:1] == ["fastcoll"] and words[1] not in (*COMMANDS, "--version"):
@@ -204,7 +206,9 @@ def _line_problems(line: str) -> Iterator[str]:
     elif "fastcoll.bench" in words:
         given = words[words.index("fastcoll.bench") + 1 :]
     if given is not None:
-        problem = command_problem({"command": shlex.join(["python", "-m", "fastcoll.bench", *given])})
+        problem = command_problem(
+            {"command": shlex.join(["python", "-m", "fastcoll.bench", *given])}
+        )
         if problem:
             yield problem
 

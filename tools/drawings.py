@@ -21,6 +21,7 @@ __all__ = [
     "THEMES",
     "Record",
     "Theme",
+    "all_reduces",
     "draw_added",
     "draw_all_reduce",
     "draw_faults",
@@ -28,7 +29,6 @@ __all__ = [
     "draw_gpu",
     "draw_hosts",
     "draw_ranks",
-    "all_reduces",
     "faults_of_both",
 ]
 
@@ -37,12 +37,18 @@ Theme = dict[str, str]
 THEMES: dict[str, Theme] = {
     "light": {**COLORS, "neutral": "#f3f5f7", "loss": "#d1242f", "as specified": "#0072b2"},
     "dark": {
-        **{"text": "#f0f6fc", "muted": "#9198a1", "grid": "#3d444d", "neutral": "#2a313c"},
-        **{"ours": "#4493f8", "shared": "#a5d6ff", "gloo": "#f0883e", "loss": "#f85149"},
+        "text": "#f0f6fc",
+        "muted": "#9198a1",
+        "grid": "#3d444d",
+        "neutral": "#2a313c",
+        "ours": "#4493f8",
+        "shared": "#a5d6ff",
+        "gloo": "#f0883e",
+        "loss": "#f85149",
         "as specified": "#56b4e9",
     },
 }
-"""Colours by meaning, on a light and on a dark page, whose background shows; colour-blind readers can tell them apart."""
+"""Colours by meaning, for a light and a dark page, whose background shows; colour-blind readers can tell them apart."""
 
 _OTHER_VERDICTS = ("#e69f00", "#7f7f7f", "#cc79a7", "#d55e00")  # Okabe, Ito, 2008, and grey
 
@@ -93,6 +99,7 @@ def draw_added(records: Sequence[Record], theme: Theme) -> Any:
 
 
 # --- all_reduce on one host ----------------------------------------------------------------------
+
 
 def all_reduces(record: Record) -> list[Record]:
     """Returns the cases of all_reduce."""
@@ -168,6 +175,7 @@ def faults_of_both(record: Record) -> list[tuple[int, int]]:
 
 
 def draw_faults(records: Sequence[Record], theme: Theme) -> Any:
+    """Draws a dot for each injected fault, coloured by its outcome, for each backend."""
     found = faults_of_both(records[0])
     count = len(found)
     title = f"Outcomes of {count} injected faults (each column is a fault)"
@@ -222,6 +230,7 @@ def _heat(ratio: float, theme: Theme) -> tuple[float, ...]:
 
 
 def draw_hosts(records: Sequence[Record], theme: Theme) -> Any:
+    """Draws the ratio of times of each collective and size, on each set of hosts."""
     rectangle = importlib.import_module("matplotlib.patches").Rectangle
     title = "Time of fastcoll / time of Gloo (blue: faster, red: slower)"
     figure, axes = _canvas(8.6, 4.2, title, theme)
@@ -267,7 +276,9 @@ def draw_frameworks(records: Sequence[Record], theme: Theme) -> Any:
     names = [client["title"] for client in clients]
     for ranks, color in (("4", theme["gloo"]), ("2", theme["ours"])):
         ratios = [client["ranks"][ranks]["ratio"] for client in clients]
-        axes.scatter(ratios, names, s=62, color=color, linewidths=0, label=f"{ranks} ranks", zorder=3)
+        axes.scatter(
+            ratios, names, s=62, color=color, linewidths=0, label=f"{ranks} ranks", zorder=3
+        )
     axes.axvline(1, color=theme["text"], linewidth=1)
     axes.invert_yaxis()
     first, last = min(0.95, axes.get_xlim()[0]), axes.get_xlim()[1]

@@ -39,7 +39,10 @@ def hello(backend: str) -> str:
 def shown(page: str, command: str) -> str:
     """What the page has below a command, up to the next one."""
     (text,) = (
-        text for block in blocks(page, "console") for text in block.split("$ ") if text.startswith(command)
+        text
+        for block in blocks(page, "console")
+        for text in block.split("$ ")
+        if text.startswith(command)
     )
     return text.partition("\n")[2]
 
