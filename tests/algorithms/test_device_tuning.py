@@ -10,8 +10,7 @@ import torch.distributed as dist
 from fastcoll import tune, tuning
 from fastcoll._measure import Control, Plan
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
-from fastcoll.tune_device import measure_device
-from fastcoll.tune_search import limits
+from fastcoll.tune import limits, measure_device
 
 
 def test_limits_are_those_of_the_least_times() -> None:

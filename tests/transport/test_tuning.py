@@ -13,15 +13,12 @@ from backend import beyond_gloo
 from collective_cases import Case, Runner
 from on_ranks import on_ranks
 from suite_rules import bound
-from torchrun import torchrun
 from world import here
 
 import fastcoll
 from fastcoll import tune, tuning
 from fastcoll._load import C
-from fastcoll._measure import Control
-from fastcoll.tune_hosts import leaders_of
-from fastcoll.tune_search import NEVER, fastest, from_where, limits
+from fastcoll.tune import NEVER, fastest, from_where, limits
 
 pytestmark = beyond_gloo("fastcoll's own tuning")
 
@@ -168,40 +165,3 @@ def test_measuring_writes_a_table_that_is_used(host, tmp_path):
         assert set(written["measured"][item.field]) == {str(size) for size in item.sizes}
         assert item.field in answer.stdout
     assert written["table"]["segment_bytes"] in (65536, 131072, 262144, 524288)
-
-
-@pytest.mark.full
-def test_the_link_between_hosts_is_measured_into_the_table(tmp_path):
-    path = tmp_path / "table.json"
-    kept = {**json.loads(record(tuning.machine_name(), one_shot_bytes=77)), "measured": {"a": 1}}
-    path.write_text(json.dumps(kept))
-    arguments = ("--hosts", "--rounds", 1, "--output", path)
-    printed = torchrun("fastcoll.tune", *arguments, ranks=2, hosts=2)
-    assert printed.count(f"written: {path}") == 2  # by each host
-    loaded, written = tuning.parse(path.read_text(), path), json.loads(path.read_text())
-    assert (loaded.machine, loaded.table.one_shot_bytes) == (tuning.machine_name(), 77)
-    assert written["measured"] == kept["measured"]
-    link = written["link"]
-    product = link["latency_seconds"] * link["bytes_per_second"]
-    assert loaded.table.link_bytes == round(product) > 0
-    assert link["ranks"] == [0, 2]
-    assert f"link_bytes {loaded.table.link_bytes} " in " ".join(printed.split())
-
-
-@on_ranks(2, fresh=True)
-def test_one_host_has_no_link_to_measure():
-    store = dist.PrefixStore("tune", dist.distributed_c10d._get_default_store())
-    with pytest.raises(SystemExit, match="expected ranks on several hosts, got 2 on one"):
-        leaders_of(Control(store, dist.get_rank(), dist.get_world_size()))
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [([], "got a command without RANK"), (["--device", "cuda"], "expected --device cpu")],
-)
-def test_measuring_between_hosts_needs_a_launcher(flags, complaint, capsys, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(SystemExit):
-        tune.main(["--hosts", *flags])
-    assert complaint in capsys.readouterr().err
