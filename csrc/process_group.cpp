@@ -8,7 +8,6 @@
 #include "cpu/worker_pool.hpp"
 #include "network/networks.hpp"
 #include "reduce/reduce.hpp"
-#include "torch/shared_allocator.hpp"
 #include "torch/store_adapter.hpp"
 
 namespace fastcoll {
@@ -57,7 +56,6 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           std::move(network));
     engineRegistry().add(engine_);
-    shareTensors();
   });
   beginTrace();
   init();
@@ -78,7 +76,6 @@ void ProcessGroupFastcoll::release_resources() {
   abortHooks_->clear();
   lastMerge_.reset();
   store_.reset();
-  if (live().empty()) SharedAllocator::trim();
 }
 
 std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {

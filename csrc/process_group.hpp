@@ -251,7 +251,6 @@ class ProcessGroupFastcoll : public c10d::Backend {
       throw;
     }
   }
-  void shareTensors() const;
   // process_group_device.cpp
   std::shared_ptr<DeviceEngine> device() const;
   /// The device engine, if there is one. No other can be made after this call.

@@ -325,7 +325,7 @@ class Tuning:
         direct_bytes: From this size on, peers read a message in shared memory in place.
         direct_all_reduce_bytes: The same for all_reduce, which also writes its result in place.
         link_bytes: Latency times bandwidth of the link between hosts: bytes that it carries in the time of an empty
-            step. It decides the number of steps between hosts. ``fastcoll tune --hosts`` measures it.
+            step. It decides the number of steps between hosts.
     """
 
     one_shot_bytes: int
@@ -381,8 +381,6 @@ class Options(Backend.Options):
             else 0. -1 to 1000000.
         link_seconds: Seconds without any TCP response after which a host is treated as lost. 0 keeps the TCP defaults.
             0 to 86400.
-        shared_tensors: True puts CPU tensors of 32 KiB and more into shared memory, if they are made after
-            init_process_group. Peers read and reduce them in place.
         shared_buckets: False keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.
             With a GPU, buckets are private unless DDP_DISABLE_COMM_MEM is 0.
         tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
@@ -403,7 +401,6 @@ class Options(Backend.Options):
     ring_bytes: int
     spin_us: int
     link_seconds: int
-    shared_tensors: bool
     shared_buckets: bool
     tuning: Tuning | None
     is_high_priority_stream: bool
@@ -420,7 +417,6 @@ class Options(Backend.Options):
         ring_bytes: int = 2097152,
         spin_us: int = -1,
         link_seconds: int = 10,
-        shared_tensors: bool = False,
         shared_buckets: bool = True,
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcoll._monitored_barrier import monitored_barrier
     from fastcoll.coalesced import all_reduce_coalesced
     from fastcoll.names import make_default
-    from fastcoll.shared_tensor import empty_shared
+    from fastcoll.shared_tensor import empty_shared, share
 
 __all__ = [
     "Options",
@@ -37,6 +37,7 @@ __all__ = [
     "is_available",
     "make_default",
     "monitored_barrier",
+    "share",
 ]
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "empty_shared": "fastcoll.shared_tensor",
     "make_default": "fastcoll.names",
     "monitored_barrier": "fastcoll._monitored_barrier",
+    "share": "fastcoll.shared_tensor",
 }
 
 _PACKAGES = ("ddp", "fsdp", "info")

@@ -1,4 +1,4 @@
-"""``fastcoll.empty_shared``: tensors in memory that the ranks of a host share."""
+"""``fastcoll.empty_shared`` and ``fastcoll.share``: tensors in memory that the ranks of a host share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from fastcoll._group_backend import needed_cpu_backend
 
-__all__ = ["empty_shared"]
+__all__ = ["empty_shared", "share"]
 
 
 def empty_shared(
@@ -48,3 +48,33 @@ def empty_shared(
         device=torch.device("cpu"),
     )
     return flat.view(shape)
+
+
+def share(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Moves a CPU tensor into shared memory, once, as if ``empty_shared`` had made it.
+
+    Views and arrays of numpy made before keep the old memory, so move a tensor before they are made.
+
+    Args:
+        tensor: A tensor whose elements lie in memory without gaps and overlaps; a parameter, too.
+        group: A group whose CPU tensors fastcoll serves. None: the default group.
+
+    Returns:
+        The same tensor, with its strides. A tensor that is in shared memory stays as it is.
+
+    Raises:
+        ValueError: fastcoll does not serve the group's CPU tensors, or the tensor has gaps or overlaps.
+        dist.DistBackendError: The memory does not suffice. The message names the remedy.
+    """
+    backend = needed_cpu_backend(group, "share", "no call for another backend")
+    dense = torch.empty_like(tensor, device="meta")  # keeps strides without gaps and overlaps
+    if dense.stride() != tensor.stride() or not tensor.is_cpu:
+        raise ValueError(
+            "fastcoll.share: expected a CPU tensor without gaps and overlaps, got strides "
+            f"{tensor.stride()} of the shape {tuple(tensor.shape)} on {tensor.device}"
+        )
+    if not backend.is_shared(tensor):
+        memory = empty_shared(tensor.numel(), dtype=tensor.dtype, group=group)
+        moved = memory.as_strided(tensor.size(), tensor.stride())
+        tensor.data = moved.copy_(tensor.detach())
+    return tensor

@@ -1,20 +1,10 @@
-// The process group's tensors in shared memory: those that a caller requests (allocate_tensor), and
-// all tensors of a process (SharedAllocator).
+// The process group's tensors in shared memory, which a caller requests (allocate_tensor).
 #include <ATen/ATen.h>
 
 #include "calls/checks.hpp"
 #include "process_group.hpp"
-#include "torch/shared_allocator.hpp"
 
 namespace fastcoll {
-
-/// Makes torch allocate in shared memory from here on, if it is enabled and other ranks can read
-/// it.
-void ProcessGroupFastcoll::shareTensors() const {
-  const Settings& settings = engine_->config().settings;
-  if (!settings.sharedTensors || size_ == 1 || settings.sharedMemory == "off") return;
-  SharedAllocator::install(engine_->process(), settings.arenaBytes);
-}
 
 bool ProcessGroupFastcoll::supportsTensorAlloc(c10::DeviceIndex device) {
   if (device >= 0) return false;

@@ -46,7 +46,6 @@ OF_GROUPS = {
     "ring_bytes",
     "spin_us",
     "link_seconds",
-    "shared_tensors",
     "shared_buckets",
 }
 

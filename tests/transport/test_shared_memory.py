@@ -122,6 +122,23 @@ def test_released():
 
 
 @on_ranks(2, fresh=True)
+def test_a_tensor_is_moved_once():
+    layer = torch.nn.Conv2d(3, 2, 5).to(memory_format=torch.channels_last)
+    weight, before = layer.weight, layer.weight.clone()
+    moved = fastcoll.share(weight)
+    assert moved is weight and backend().is_shared(weight) and weight.requires_grad
+    assert torch.equal(weight, before) and weight.stride() == before.stride()
+    address = weight.data_ptr()
+    assert fastcoll.share(weight).data_ptr() == address
+    message = torch.full((70_000,), 1.0 + dist.get_rank())
+    plan = fastcoll.communicator().all_reduce_plan(fastcoll.share(message))
+    plan()
+    assert torch.equal(message, torch.full((70_000,), 3.0))
+    with pytest.raises(ValueError, match=r"without gaps and overlaps, got strides \(2,\)"):
+        fastcoll.share(message[::2])
+
+
+@on_ranks(2, fresh=True)
 def test_refusals():
     with pytest.raises(ValueError, match=r"sizes of at least 0, got \(3, -1\)"):
         fastcoll.empty_shared(3, -1)
