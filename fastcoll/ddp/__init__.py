@@ -5,7 +5,6 @@ synchronizer.py   GradientSynchronizer: reduces the gradients where they are, in
 scaler.py         FusedGradScaler: torch.amp's, with the measurements of the reduction
 statistics.py     the norm of the reduced gradients, and clipping
 reduction.py      the all-reduce of one bucket
-float8.py         the all-reduce of a bucket whose gradients travel in 8 bits
 """
 
 from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook

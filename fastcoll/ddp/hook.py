@@ -23,9 +23,8 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.overlap import are_shared, can_overlap
-from fastcoll.ddp.reduction import FLOAT8, Settings, reduce_bucket
+from fastcoll.ddp.reduction import Settings, reduce_bucket
 from fastcoll.ddp.statistics import GradientStatistics
 
 __all__ = ["FusedAllreduceState", "fused_allreduce_hook"]
@@ -39,14 +38,13 @@ class FusedAllreduceState(GradientStatistics):
     Args:
         process_group: The group of the DDP module. None: the default group.
         wire_dtype: One of ``fastcoll.ddp.WIRE_DTYPES``: the dtype in which wider floating-point gradients travel.
-            They are summed in float32. With a float8 dtype, each rank scales each bucket to the range of the dtype.
-            With CPU tensors on several hosts, the sum of each host travels in this dtype too. None: gradients travel
-            in their own dtype.
+            They are summed in float32. With CPU tensors on several hosts, the sum of each host travels in this dtype
+            too. None: gradients travel in their own dtype.
         average: Whether to divide the sum by the number of ranks, as DDP does.
         gradient_norm: Whether to measure what ``grad_norm``, ``found_inf`` and clipping need.
         overlap: True: reduce each bucket during the backward pass. False: reduce all buckets together at its end.
             None: choose; on the CPU, False if the ranks are on one host and their threads use all its cores. Pass the
-            same value on all ranks. The results are the same. Sparse and float8 buckets are never delayed.
+            same value on all ranks. The results are the same. Sparse buckets are never delayed.
 
     Raises:
         ValueError: The wire dtype is unknown.
@@ -66,7 +64,6 @@ class FusedAllreduceState(GradientStatistics):
         self._overlap = overlap  # None: not known yet
         self._shared: bool | None = None  # not known yet either
         self._kept: list[tuple[Tensor, Future[Tensor]]] = []  # for the end of the backward pass
-        self._float8 = Float8Turns()
         self._served = WeakTensorKeyDictionary()  # the module's parameters
         self._knows_all = False
 
@@ -124,23 +121,17 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
     buffer = bucket.buffer()
     if begins:
         state._forget()
-        state._float8.forget()
         state._kept.clear()
     if state._overlap is None:
         state._overlap = can_overlap(state.process_group, buffer.device)
-    if state._overlap or not _may_wait(buffer, state.settings):
+    if state._overlap or buffer.layout != torch.strided:
         future = _reduced(buffer, state)
     else:
         future = Future(devices=None if buffer.is_cpu else [buffer.device])
         state._kept.append((buffer, future))
     if bucket.is_last() or not state._knows_all:  # it may be the last one of a static graph
         _reduce_kept(state)
-        state._float8.finish()
     return future
-
-
-def _may_wait(buffer: Tensor, settings: Settings) -> bool:
-    return buffer.layout == torch.strided and settings.wire_of(buffer.dtype) not in FLOAT8
 
 
 def _reduce_kept(state: FusedAllreduceState) -> None:
@@ -178,13 +169,9 @@ def _fulfil(kept: list[tuple[Tensor, Future[Tensor]]], done: Future[Tensor]) -> 
 
 
 def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
-    state._float8.finish()
-    settings = state.settings
     if buffer.layout != torch.strided:
-        return _reduced_sparse(buffer, settings)
-    if settings.wire_of(buffer.dtype) in FLOAT8:
-        return _reduced_in_float8(buffer, state)
-    reduction = reduce_bucket([buffer], settings)
+        return _reduced_sparse(buffer, state.settings)
+    reduction = reduce_bucket([buffer], state.settings)
     if reduction.square is not None:
         state._squares.append(reduction.square)
     return reduction.then(buffer)
@@ -205,10 +192,3 @@ def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
 
     future: Future[list[Tensor]] = work.get_future()
     return future.then(finish)
-
-
-def _reduced_in_float8(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
-    bucket = state._float8.begin(buffer, state.settings)
-    if bucket.square is not None:
-        state._squares.append(bucket.square)
-    return bucket.future

@@ -18,24 +18,16 @@ from fastcoll.buckets import used_here
 from fastcoll.coalesced import all_reduce_coalesced
 
 __all__ = [
-    "ALONE_BYTES",
-    "FLOAT8",
     "WIRE_DTYPES",
     "BucketReduction",
     "Settings",
-    "copy_back",
-    "measure",
     "reduce_bucket",
-    "share_of_list",
-    "shares_of",
 ]
 
-WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
-"""The dtypes in which gradients may travel: bfloat16, float16, float8_e4m3fn, float8_e5m2."""
+WIRE_DTYPES = (torch.bfloat16, torch.float16)
+"""The dtypes in which gradients may travel: bfloat16, float16."""
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-ALONE_BYTES = 128 << 10
+_ALONE_BYTES = 128 << 10
 """From this size on, a message of its own costs less than a copy."""
 
 
@@ -48,8 +40,8 @@ class Settings:
         wire_dtype: The dtype in which gradients of a wider floating-point dtype travel, or None.
         average: Whether the sum is divided by the number of ranks.
         gradient_norm: Whether the squares are summed.
-        alone: Whether tensors of ``ALONE_BYTES`` and more are messages of their own, because peers can reduce them
-            in place. Equal on all ranks.
+        alone: Whether tensors of 128 KiB and more are messages of their own, because peers can reduce them in place.
+            Equal on all ranks.
 
     Raises:
         ValueError: The wire dtype is not in ``WIRE_DTYPES``.
@@ -124,7 +116,7 @@ class BucketReduction:
 def reduce_bucket(
     tensors: Sequence[Tensor], settings: Settings, async_op: bool = True
 ) -> BucketReduction:
-    """Begins to reduce tensors of one dtype and device in place. The wire dtype must not be a float8 dtype.
+    """Begins to reduce tensors of one dtype and device in place.
 
     On the CPU the tensors are one message, rounded and measured on its way. On a device fastcoll chooses the number of
     messages. For another backend they are copied to one message, and back.
@@ -159,7 +151,7 @@ def reduce_bucket(
     def finish() -> None:
         if inner.finish is not None:
             inner.finish()
-        copy_back(flat, tensors)
+        _copy_back(flat, tensors)
 
     return BucketReduction(inner.work, finish, inner.square)
 
@@ -170,8 +162,8 @@ def _messages(
     """Cuts a bucket into messages, equally on all ranks: each large tensor if ``settings.alone``, and the rest."""
     if not settings.alone or wire is not None:
         return [list(tensors)]
-    messages = [[tensor] for tensor in tensors if tensor.nbytes >= ALONE_BYTES]
-    rest = [tensor for tensor in tensors if tensor.nbytes < ALONE_BYTES]
+    messages = [[tensor] for tensor in tensors if tensor.nbytes >= _ALONE_BYTES]
+    rest = [tensor for tensor in tensors if tensor.nbytes < _ALONE_BYTES]
     return [*messages, rest] if rest else messages
 
 
@@ -212,13 +204,16 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             sent = tensor.mul_(factor) if wire is None else tensor * factor
     sent = sent if wire is None else sent.to(wire)
     work = dist.all_reduce(sent, op, group, async_op=True)
-    share = shares_of(tensor, group)[dist.get_rank(group)]
+    flat, each = tensor.view(-1), -(-tensor.numel() // dist.get_world_size(group))
+    share = flat[dist.get_rank(group) * each :][:each]
 
     def finish() -> None:
         if sent is not tensor:
             tensor.copy_(used_here(sent))
         if square is not None:
-            measure(share, used_here(square))
+            # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
+            norm = torch.linalg.vector_norm(_real(share), dtype=torch.float64)
+            used_here(square).copy_(norm.square())
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
 
@@ -239,7 +234,7 @@ def _coalesced(
 
     def finish() -> None:
         if square is not None:
-            parts = [_real(part) for part in share_of_list(tensors, rank, ranks)]
+            parts = [_real(part) for part in _share_of_list(tensors, rank, ranks)]
             norms = torch._foreach_norm(parts, dtype=torch.float64) if parts else ()
             if norms:
                 used_here(square).copy_(torch.stack(norms).square().sum())
@@ -252,7 +247,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def _copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies a flat bucket to its tensors, by one launch on a device."""
     parts = used_here(flat).split_with_sizes([tensor.numel() for tensor in tensors])
     torch._foreach_copy_(
@@ -260,13 +255,7 @@ def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     )
 
 
-def measure(share: Tensor, square: Tensor) -> None:
-    """Sets ``square`` to the sum of squares of this rank's share of a reduced bucket, by a separate pass."""
-    # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
-    square.copy_(torch.linalg.vector_norm(_real(share), dtype=torch.float64).square())
-
-
-def share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
+def _share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
     """Returns the parts of tensors that make up a rank's share of all their elements."""
     total = sum(tensor.numel() for tensor in tensors)
     each = -(-total // ranks)
@@ -277,13 +266,6 @@ def share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tens
             parts.append(tensor.reshape(-1)[first:last])
         at += tensor.numel()
     return parts
-
-
-def shares_of(buffer: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Cuts a buffer into one part for each rank, all equally long except the last ones."""
-    flat, ranks = buffer.view(-1), dist.get_world_size(group)
-    each = -(-flat.numel() // ranks)
-    return [flat[rank * each : (rank + 1) * each] for rank in range(ranks)]
 
 
 def _new_square(like: Tensor) -> Tensor:

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from fastcoll.ddp.bucket import Bucket, cut
-from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.overlap import can_overlap, makes_shared
-from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
+from fastcoll.ddp.reduction import Settings, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
 from fastcoll.ddp.statistics import GradientStatistics
 
@@ -128,7 +127,6 @@ class GradientSynchronizer(GradientStatistics):
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self._launched = 0  # buckets; without overlap, complete ones
-        self._float8 = Float8Turns()
         self._under_way = False
         self._watched = False  # whether this backward pass will call _end
         self._orders = require_equal_shapes(self._names, process_group)
@@ -244,7 +242,6 @@ class GradientSynchronizer(GradientStatistics):
 
     def _begin(self) -> None:
         self._forget()
-        self._float8.forget()
         trained = [parameter for parameter in self._order if parameter.requires_grad]
         kinds = [(id(parameter), parameter.dtype, parameter.device) for parameter in trained]
         if kinds != self._cut_for:
@@ -275,21 +272,13 @@ class GradientSynchronizer(GradientStatistics):
             here = torch.accelerator.current_stream(stream.device)
             if stream != here:
                 here.wait_stream(stream)
-        self._float8.finish()
         # A gradient in memory order is contiguous. The order is rank 0's, so no rank must have it.
         grads = [
             grad if (order := self._orders.get(parameter)) is None else grad.permute(order)
             for parameter in bucket.parameters
             for grad in [self._gradient_of(parameter)]
         ]
-        if self.settings.wire_of(grads[0].dtype) in FLOAT8:
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            float8 = self._float8.begin(flat, self.settings)
-            bucket.reduction = BucketReduction(
-                float8, lambda: copy_back(flat, grads), float8.square
-            )
-        else:
-            bucket.reduction = reduce_bucket(grads, self.settings, async_op)
+        bucket.reduction = reduce_bucket(grads, self.settings, async_op)
         if bucket.reduction.square is not None:
             self._squares.append(bucket.reduction.square)
 
@@ -311,7 +300,6 @@ class GradientSynchronizer(GradientStatistics):
 
     def _finish(self) -> None:
         self._launch_kept()
-        self._float8.finish()
         for bucket in self._buckets:
             assert bucket.reduction is not None
             bucket.reduction.wait()

@@ -15,39 +15,19 @@ from ways import hooked
 from fastcoll.ddp import WIRE_DTYPES, FusedAllreduceState
 
 
-def gradients_of(wire, rows=3000):
-    """The gradients that a hook makes of given ones, and the float64 mean of what all ranks have."""
-    generator = torch.Generator().manual_seed(7)
-    given = torch.randn(dist.get_world_size(), rows, generator=generator, dtype=torch.float32)
-    model = Given(rows)
-    ddp, _ = hooked(model, wire_dtype=wire)
-    ddp(given[dist.get_rank()]).backward()
-    exact = given.to(wire).double().mean(0) if wire.itemsize == 2 else given.double().mean(0)
-    found = model.gradient()
-    assert_alike(bits(found))
-    return found, exact
-
-
-@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wire", WIRE_DTYPES)
 @on_ranks(2, 8)
 def test_a_sum_of_16_bits_is_rounded_once(wire):
     """The error is that of one rounding of the sum, whatever the number of ranks."""
-    found, exact = gradients_of(wire)
+    size, model = dist.get_world_size(), Given(3000)
+    given = torch.randn(size, 3000, generator=torch.Generator().manual_seed(7))
+    ddp, _ = hooked(model, wire_dtype=wire)
+    ddp(given[dist.get_rank()]).backward()
+    found, exact = model.gradient(), given.to(wire).double().mean(0)
+    assert_alike(bits(found))
     # Beside it that of the float32 sum, of numbers up to 5.
-    allowed = torch.finfo(wire).eps / 2 * exact.abs() + 5 * dist.get_world_size() * 2.0**-24
+    allowed = torch.finfo(wire).eps / 2 * exact.abs() + 5 * size * 2.0**-24
     assert ((found.double() - exact).abs() <= allowed).all()
-
-
-@pytest.mark.parametrize("wire", [torch.float8_e4m3fn, torch.float8_e5m2])
-@on_ranks(2, 3)
-def test_float8_with_a_scale(wire):
-    found, exact = gradients_of(wire)
-    step = torch.finfo(wire).eps
-    largest = 5.0  # of the normal numbers that are given
-    error = (found.double() - exact).abs()
-    # Each rank's gradients and the mean are rounded, relative to themselves or to the smallest number of the scale.
-    assert (error <= 2 * step * largest).all()
-    assert error.square().mean().sqrt() <= step * exact.square().mean().sqrt() * 1.5
 
 
 @on_ranks(2)
@@ -64,9 +44,9 @@ def test_training_with_any_wire_learns_as_without():
 
 def test_another_wire_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.int8"
+        ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.float8_e4m3fn"
     ):
-        FusedAllreduceState(wire_dtype=torch.int8)
+        FusedAllreduceState(wire_dtype=torch.float8_e4m3fn)
 
 
 @on_ranks(2)
@@ -100,7 +80,7 @@ class TwoDtypes(nn.Module):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("wire", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
 @on_ranks(2)
 def test_buckets_of_two_dtypes_in_a_static_graph(wire, overlap):
     """In the first pass torch calls both the first one, and neither the last one."""

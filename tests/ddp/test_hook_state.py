@@ -3,50 +3,12 @@
 import gc
 
 import pytest
-import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 from training import loss_of, network
 from ways import hooked
 
-from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
-
-STEPS = 6
-
-
-class Bucket:
-    """As DDP's: one of several, with a buffer."""
-
-    def __init__(self, index, last, buffer):
-        self._index, self._last, self._buffer = index, last, buffer
-
-    def index(self):
-        return self._index
-
-    def is_last(self):
-        return self._last
-
-    def buffer(self):
-        return self._buffer
-
-    def parameters(self):
-        return [self]
-
-
-@on_ranks(2)
-def test_a_last_bucket_without_a_wire_behind_one_of_float8():
-    """A last bucket that has no narrower wire."""
-    rank = dist.get_rank()
-    buffers = [torch.full((7,), 1.0 + rank), torch.full((3,), 2.0 + rank, dtype=torch.complex64)]
-    state = FusedAllreduceState(wire_dtype=torch.float8_e4m3fn)
-    for _ in range(2):
-        futures = [
-            fused_allreduce_hook(state, Bucket(index, index == 1, buffer.clone()))
-            for index, buffer in enumerate(buffers)
-        ]
-        small, wide = torch.futures.wait_all(futures)
-        torch.testing.assert_close(small, torch.full((7,), 1.5), rtol=0.1, atol=0.0)
-        assert torch.equal(wide, torch.full((3,), 2.5, dtype=torch.complex64))
+from fastcoll.ddp import FusedAllreduceState
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -79,7 +79,7 @@ class Mixed(nn.Module):
         return self.last(hidden)
 
 
-@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("wire", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("how", WAYS)
 @on_ranks(2)
 def test_the_results_do_not_depend_on_it(how, wire):

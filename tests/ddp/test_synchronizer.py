@@ -1,13 +1,12 @@
 """GradientSynchronizer: the training of DistributedDataParallel without its buckets and wrapper."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
-from oracle import assert_alike, bits
+from oracle import assert_alike
 from torch import nn
 from training import assert_same, loss_of, network, sgd
 
@@ -102,29 +101,6 @@ def test_an_optimizer_that_cannot_clip_is_refused():
         TypeError, match=r"expected an optimizer that scales.*got SGD without fused=True"
     ):
         synchronizer.clip_in_step(sgd(model.parameters()), 1.0)
-
-
-@on_ranks(2)
-def test_a_bucket_of_float8_overlaps_the_backward_pass():
-    """A bucket in 8 bits is under way until the next one is complete: nobody waits for it before."""
-    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(3)))
-    GradientSynchronizer(model, wire_dtype=torch.float8_e4m3fn, overlap=True, **SMALL)
-    gathers, seen = [], []
-
-    def gather(*arguments, **options):
-        gathers.append(arguments)
-        return dist.all_gather(*arguments, **options)
-
-    hidden = torch.full((2, 20), 1.0 + dist.get_rank())
-    with mock.patch("fastcoll.ddp.float8.dist", mock.Mock(wraps=dist, all_gather=gather)):
-        for layer in model:
-            hidden = layer(hidden)
-            # Here the layers behind this one have their gradients.
-            hidden.register_hook(lambda _: seen.append(len(gathers)))
-        hidden.sum().backward()
-    assert seen == [0, 0, 1], seen
-    assert len(gathers) == 3
-    assert_alike([bits(parameter.grad) for parameter in model.parameters()])
 
 
 @on_ranks(2)

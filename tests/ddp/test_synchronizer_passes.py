@@ -56,7 +56,7 @@ class WithInputs(nn.Module):
         return (self.layer(inputs) if through else inputs * 2.0).sum()
 
 
-@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
 @on_ranks(2)
 def test_a_pass_that_reaches_no_parameter_of_a_rank(wire):
     """On one rank the loss depends on the module's inputs alone; later on both."""
