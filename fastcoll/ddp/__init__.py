@@ -2,21 +2,18 @@
 
 hook.py           FusedAllreduceState, fused_allreduce_hook: for DistributedDataParallel.register_comm_hook
 synchronizer.py   GradientSynchronizer: reduces the gradients where they are, in place of DistributedDataParallel
-scaler.py         FusedGradScaler: torch.amp's, with the measurements of the reduction
 statistics.py     the norm of the reduced gradients, and clipping
 reduction.py      the all-reduce of one bucket
 """
 
 from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook
 from fastcoll.ddp.reduction import WIRE_DTYPES
-from fastcoll.ddp.scaler import FusedGradScaler
 from fastcoll.ddp.statistics import GradientStatistics
 from fastcoll.ddp.synchronizer import GradientSynchronizer
 
 __all__ = [
     "WIRE_DTYPES",
     "FusedAllreduceState",
-    "FusedGradScaler",
     "GradientStatistics",
     "GradientSynchronizer",
     "fused_allreduce_hook",

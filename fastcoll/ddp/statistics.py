@@ -86,9 +86,16 @@ class GradientStatistics:
             ValueError: ``max_norm`` is not above 0.
             RuntimeError: As ``grad_norm``.
         """
-        require_scaling(optimizer)
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            raise TypeError(
+                "fastcoll.ddp: expected an optimizer that scales gradients in its step, got "
+                f"{type(optimizer).__name__} without fused=True. Make it with fused=True, or use clip_grad_norm_."
+            )
+        if not max_norm > 0:
+            raise ValueError(f"fastcoll.ddp: expected a max_norm above 0, got {max_norm}")
         norm = self.grad_norm()
-        optimizer.grad_scale = clip_divisor(norm, max_norm)  # type: ignore[attr-defined]
+        divisor = ((norm + _EPSILON) / max_norm).clamp(min=1.0)
+        optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
         optimizer.found_inf = self.found_inf.squeeze()  # type: ignore[attr-defined]
 
         def forget(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -116,27 +123,3 @@ class GradientStatistics:
             dist.all_reduce(total, group=self.process_group)
             self._total, self._squares = total, []
         return self._total
-
-
-def require_scaling(optimizer: torch.optim.Optimizer) -> None:
-    """Checks that an optimizer's step divides the gradients by its ``grad_scale``.
-
-    Raises:
-        TypeError: It does not.
-    """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise TypeError(
-            f"fastcoll.ddp: expected an optimizer that scales gradients in its step, got {type(optimizer).__name__} "
-            "without fused=True. Make it with fused=True, or use clip_grad_norm_."
-        )
-
-
-def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
-    """Returns the divisor that clips gradients of this norm: float32 without dimensions, at least 1.
-
-    Raises:
-        ValueError: ``max_norm`` is not above 0.
-    """
-    if not max_norm > 0:
-        raise ValueError(f"fastcoll.ddp: expected a max_norm above 0, got {max_norm}")
-    return ((norm + _EPSILON) / max_norm).clamp(min=1.0).float()

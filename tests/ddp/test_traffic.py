@@ -180,15 +180,6 @@ def clipped(model):
     nn.utils.clip_grad_norm_(model.parameters(), NEVER)
 
 
-def unscaled_and_clipped(model):
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1 << 30)
-    with _disable_current_modes():
-        scaler.scale(torch.ones(1))  # as a loss does
-    scaler.unscale_(torch.optim.SGD(model.parameters(), lr=0.0))
-    clipped(model)
-    scaler.update()
-
-
 def way(name, attach, passes, launches, kind=Immediate, kept=False, **options):
     """A way to average gradients, with what is expected: S are the bytes of all gradients, P tensors, B buckets.
 
@@ -210,7 +201,6 @@ STOCK = [
     way("bf16_compress_hook", ddp, 2 + 2 + 1.5 + 1.5 + 1, P + P + 3 * B, **COMPRESS),
     way("bf16_compress_hook, views", ddp, 2 + 1.5 + 1.5 + 1, P + 3 * B, **COMPRESS, **VIEWS),
     way("clip_grad_norm_", ddp, 2 + 1 + 2, None, after=clipped, **VIEWS),
-    way("AMP, clip_grad_norm_", ddp, 2 + 2 + 1 + 2, None, after=unscaled_and_clipped, **VIEWS),
 ]
 if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters:
     BATCHED = {"batched_grad_copy": True}

@@ -1,5 +1,7 @@
 """Automatic mixed precision on CPU."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,10 +15,12 @@ from training import (
     backward_alone,
     loss_of,
     network,
+    parameters_of,
     sgd,
     train,
     train_alone,
 )
+from ways import ALL_WAYS, stock
 
 STEPS = 4
 
@@ -34,20 +38,31 @@ def test_autocast(dtype):
     assert_replicated(model.module)
 
 
-@on_ranks(2)
-def test_gradient_scaler():
-    """An infinite gradient on one rank makes every rank skip the step."""
-    model = DistributedDataParallel(network(torch.float))
-    optimizer = sgd(model.parameters())
+def train_scaled(model):
+    """Trains with torch's scaler and, in step 2 on rank 1, an infinite gradient; returns losses, scales and steps."""
+    optimizer, history = sgd(model.parameters()), []
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = loss_of(model, dist.get_rank(), 0)
-    if dist.get_rank() == 1:
-        loss = loss * float("inf")
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 512.0
-    assert_same(model.module, network(torch.float))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        before, loss = parameters_of(model), loss_of(model, dist.get_rank(), step)
+        scaler.scale(loss * (math.inf if (step, dist.get_rank()) == (2, 1) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stepped = not torch.equal(before, parameters_of(model))
+        history.append((loss.item(), scaler.get_scale(), stepped))
+    return history
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+@on_ranks(2)
+def test_gradient_scaler(way):
+    """An infinite gradient on one rank makes every rank skip the step; all bits are those of stock DDP on gloo."""
+    ours, _ = ALL_WAYS[way](network(torch.float))
+    theirs, _ = stock(network(torch.float), dist.new_group(backend="gloo"))
+    history = train_scaled(ours)
+    assert history == train_scaled(theirs)
+    assert [row[1:] for row in history] == [(1024, True), (1024, True), (512, False), (512, True)]
+    assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
