@@ -74,7 +74,7 @@ def compile(  # as torch.compile
     if backend != "inductor":
         raise ValueError(
             f'fastcoll.compile: expected backend "inductor", got {backend!r}. Other backends have no passes: call '
-            "torch.compile, and torch.ops.fastcoll in the model."
+            "torch.compile, and torch.ops.fastcoll in a model that does not train."
         )
     chosen: dict[str, Any] = {"reorder_for_locality": False}
     chosen |= torch._inductor.list_mode_options(mode) if mode else {}

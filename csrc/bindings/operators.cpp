@@ -3,10 +3,10 @@
 // wait_tensor and torch keeps no registry of works. A group is given by its name, and the result
 // has the input's dtype and is contiguous. docs/guides/compile.md documents them.
 //
-// Every operator has a kernel and one for autograd: the gradient of a functional operator is again
-// a collective, an operator that writes into a tensor of the caller has none.
+// No operator has a gradient: the pass of fastcoll/_compile.py runs behind autograd.
 // fastcoll/_operators.py has the shapes of results for tensors without data.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -17,11 +17,12 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/operators.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll::operators {
+namespace {
 
+/// Throws ValueError: "torch.ops.fastcoll.all_reduce: expected ..., got ...".
 [[noreturn]] void refuseCall(const char* call, const std::string& expected,
                              const std::string& got) {
   throwAsTorch(
@@ -47,8 +48,6 @@ c10d::ReduceOp reduceOp(const char* call, const std::string& name) {
   refuseCall(call, "a reduce_op of sum, avg, product, min, max, band, bor, bxor",
              concat("'", name, "'"));
 }
-
-namespace {
 
 using GroupRef = c10::intrusive_ptr<c10d::ProcessGroup>;
 
@@ -229,6 +228,46 @@ at::Tensor allToAll(const at::Tensor& input, c10::SymIntArrayRef received, c10::
   return result;
 }
 
+// --- for autograd --------------------------------------------------------------------------------
+
+/// Refuses tensors that require a gradient. Results would silently have none.
+void refuseGradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  const bool records = at::GradMode::is_enabled();
+  for (const c10::IValue& argument : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (!argument.isTensor()) continue;
+    const at::Tensor& tensor = argument.toTensor();
+    const bool hasTangent = tensor._fw_grad(0).defined();  // of forward-mode differentiation
+    if (!hasTangent && !(records && tensor.requires_grad())) continue;
+    const std::string& name = op.schema().name();  // fastcoll::all_reduce
+    refuseCall(name.c_str() + name.rfind(':') + 1, "a tensor that requires no gradient",
+               "one that does. To train, give fastcoll.compile a model with DTensor or functional "
+               "collectives. Else call the operator under torch.no_grad()");
+  }
+  const at::AutoDispatchBelowAutograd below;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+/// Counts the write, also in inference mode, so that autograd refuses what it saved of the tensor.
+void countWrite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  at::Tensor written;
+  for (std::size_t at = 0; at < arguments.size(); ++at) {
+    const auto* alias = arguments[at].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    written = torch::jit::peek(stack, at, arguments.size()).toTensor();
+  }
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+  written.unsafeGetTensorImpl()->bump_version();
+}
+
+constexpr std::array kReturning{"all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
+constexpr std::array kWriting{"all_reduce_", "all_gather_out", "reduce_scatter_out",
+                              "all_to_all_out"};
+
 }  // namespace
 
 TORCH_LIBRARY(fastcoll, m) {
@@ -261,6 +300,20 @@ TORCH_LIBRARY_IMPL(fastcoll, CompositeExplicitAutograd, m) {
   m.impl("reduce_scatter_out", &reduceScatterInto);
   m.impl("all_to_all", &allToAll);
   m.impl("all_to_all_out", &allToAllInto);
+}
+
+TORCH_LIBRARY_IMPL(fastcoll, Autograd, m) {
+  for (const auto& names : {kReturning, kWriting}) {
+    for (const char* name : names) {
+      m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuseGradients>());
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(fastcoll, ADInplaceOrView, m) {
+  for (const char* name : kWriting) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&countWrite>());
+  }
 }
 
 }  // namespace fastcoll::operators
