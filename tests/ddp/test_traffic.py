@@ -102,9 +102,6 @@ class Immediate(dist.ProcessGroup):
     def all_gather_single(self, output, own, opts=None):  # torch 2.15 gathers objects by it
         return self.allgather([output.chunk(self.size())], [own])
 
-    def alltoall_base(self, output, *rest):
-        return self.done([output])
-
     def getBackendName(self):
         return "immediate"
 
