@@ -30,7 +30,7 @@ class Corrupting(AlteredGloo):
         def corrupt() -> None:
             call()
             if case.rank == 1:
-                case.receive[-1] += 1
+                case.receive[-1:] += 1
 
         return corrupt
 

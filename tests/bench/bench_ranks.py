@@ -3,14 +3,17 @@
 import contextlib
 import io
 import os
+import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from world import Worlds, here
 
 from fastcoll._launch import rank_variables
+from fastcoll.bench.record import read_record
 
 FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 SHORT = (
@@ -21,11 +24,15 @@ SHORT = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: the first status that is not 0, and what rank 0 printed."""
+    """How a run ended: what rank 0 printed, and the record; {} without one."""
 
-    status: int
     stdout: str
-    stderr: str
+    record: dict[str, Any]
+
+    @property
+    def cases(self) -> list[dict[str, Any]]:
+        """The cases of the record."""
+        return list(self.record["cases"])
 
 
 def as_one_rank(store_port: int, module: str, arguments: list[str]) -> tuple[int, str, str]:
@@ -42,13 +49,19 @@ def as_one_rank(store_port: int, module: str, arguments: list[str]) -> tuple[int
 
 
 def run_on(
-    worlds: Worlds, ranks: int, *arguments: Any, module: str = "fastcoll.bench.__main__"
+    worlds: Worlds,
+    ranks: int,
+    *arguments: Any,
+    module: str = "fastcoll.bench.__main__",
+    status: int = 0,
 ) -> Ended:
-    """Run the benchmark of a module with ``run_rank`` on the ranks of a world."""
+    """Run the benchmark of a module with ``run_rank`` on the ranks of a world, which end with this status."""
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
-    given = [str(argument) for argument in arguments]
+    path = Path(tempfile.mkdtemp(), "deep", "record.jsonl")
+    given = [str(argument) for argument in (*arguments, "--json", path)]
     answers = worlds(ranks).run(as_one_rank, store.port, module, given, init=False)
-    statuses = [status for status, _, _ in answers if status]
-    return Ended(statuses[0] if statuses else 0, *answers[0][1:])
+    found = next((code for code, _, _ in answers if code), 0)
+    assert found == status, answers
+    return Ended(answers[0][1], read_record(path) if path.exists() else {})

@@ -1,22 +1,20 @@
 """The benchmark of a clipped training step, on the CPU with a small model."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import python
 
 from fastcoll.bench.record import read_record
 
-COMMAND = [sys.executable, "-m", "fastcoll.bench.clipped_step"]
 SMALL = "--layers 1 --width 64 --batch 1 --length 9 --steps 1 --rounds 1"
 
 
 @pytest.mark.full
 def test_both_ways_train_the_same_model(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    given = ["--device", "cpu", *SMALL.split(), "--json", str(path)]
-    done = subprocess.run([*COMMAND, *given], capture_output=True, text=True, timeout=100)
+    given = ["--device", "cpu", *SMALL.split(), "--json", path]
+    done = python("-m", "fastcoll.bench.clipped_step", *given)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "# losses agree"
     ddp, ours = read_record(path)["cases"]

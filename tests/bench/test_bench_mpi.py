@@ -1,12 +1,10 @@
 """The benchmark under a launcher of MPI, with a stand-in for mpi4py: one rank, whose all-reduce has nothing to do."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from suite_rules import bound
+from programs import python
 
 from fastcoll.bench.record import read_record
 
@@ -34,33 +32,26 @@ def Get_library_version():
 """
 
 
-def bench(tmp_path: Path, *arguments: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+def bench(tmp_path: Path, *arguments: object, ranks: int = 1):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(RC)
     (tmp_path / "mpi4py" / "MPI.py").write_text(MPI)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "fastcoll.bench", *arguments],
-        env={**os.environ, "PYTHONPATH": path, "PMI_SIZE": str(ranks)},
-        capture_output=True,
-        text=True,
-        timeout=bound(60),
-    )
+    variables = {"PYTHONPATH": path, "PMI_SIZE": str(ranks)}
+    return python("-m", "fastcoll.bench", *arguments, variables=variables)
 
 
 def test_mpi_takes_turns_in_the_rank(tmp_path):
     record = tmp_path / "result.jsonl"
     flags = "all_reduce -b 4 -e 4 -d float,bfloat16 -n 2 --rounds 1 --backend fastcoll,mpi"
-    ended = bench(tmp_path, *flags.split(), "--json", str(record))
+    ended = bench(tmp_path, *flags.split(), "--json", record)
     assert ended.returncode == 0, ended
     written = read_record(record)
     assert (written["world_size"], written["left_out"]) == (1, {})
     assert written["libraries"]["mpi"] == "an MPI"
     narrow, wide = sorted(written["cases"], key=lambda case: case["dtype"])
-    assert {one: wide["backends"][one]["wrong"] for one in wide["backends"]} == {
-        "fastcoll": 0,
-        "mpi": 0,
-    }
+    wrong = {name: backend["wrong"] for name, backend in wide["backends"].items()}
+    assert wrong == {"fastcoll": 0, "mpi": 0}
     assert "no type for torch.bfloat16" in narrow["unsupported"]["mpi"]
 
 

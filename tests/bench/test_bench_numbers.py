@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import reduced
 
 from fastcoll import _measure
 from fastcoll._measure import Call, Plan, summarise, take_turn
@@ -32,37 +33,20 @@ def test_bandwidths_are_in_gigabytes_per_second() -> None:
     assert bandwidths("barrier", 0, 4, 1e6) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_timed_calls_move_no_zeros(name: str) -> None:
-    case = case_of(name)
-    case.reset()
-    assert case.send.all()
-    assert case.receive.all()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_timed_data_stay_finite_and_no_zeros(ranks: int, op: str, dtype: str) -> None:
     """Of calls in place, whose results are the next call's data."""
-    cases = [
-        case_of("all_reduce", 64, rank, ranks, dtype=getattr(torch, dtype), op=op)
-        for rank in range(ranks)
-    ]
+    case = case_of("all_reduce", 64, 0, ranks, dtype=getattr(torch, dtype), op=op)
 
     def call() -> None:
-        deliver(cases)
-        result = cases[0].receive.double()
-        assert result.isfinite().all()
-        assert result.all()
+        case.receive.copy_(reduced([case.send] * ranks, {"prod": "PRODUCT"}.get(op, op.upper())))
+        assert case.receive.double().isfinite().all()
+        assert case.receive.all()
 
-    def refresh() -> None:
-        for case in cases:
-            case.reset()
-
-    data: dict[str, Any] = {"refresh": refresh, "lifetime": cases[0].lifetime}
-    times = take_turn(call, CPU, lambda: None, 2, 60, **data)
-    assert len(times) == 60
+    data: dict[str, Any] = {"refresh": case.reset, "lifetime": case.lifetime}
+    assert len(take_turn(call, CPU, lambda: None, 2, 60, **data)) == 60
 
 
 @pytest.mark.parametrize(
@@ -106,8 +90,11 @@ def test_the_floor_copies_no_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_size_is_that_of_the_larger_buffer(name: str) -> None:
+def test_buffers_have_the_size_and_no_zeros(name: str) -> None:
+    """The larger one has the size."""
     case = case_of(name, 1000)
+    case.reset()
+    assert case.send.all() and case.receive.all()
     assert case.size == max(case.send.nbytes, case.receive.nbytes)
     assert case.size == (
         0 if name == "barrier" else 1000 // 16 * 16 if COLLECTIVES[name].chunked else 1000
@@ -131,52 +118,6 @@ def test_every_round_has_as_many_calls() -> None:
 def test_fast_calls_fill_the_turn() -> None:
     plan = Plan(100, 10, 2, turn_milliseconds=2.0)
     assert [plan.calls_of(time) for time in (5.0, 150.0, 1000.0, 0.0)] == [400, 13, 10, 1000]
-
-
-def deliver(cases: list[Case]) -> None:
-    """Do a collective on the buffers of all ranks, by its definition."""
-    name, op, root = cases[0].collective.name, cases[0].op, cases[0].root
-    ranks, count = len(cases), cases[0].count
-    sent = torch.stack([case.send for case in cases]) if name not in ("barrier",) else None
-    if sent is None:
-        return
-    combine = {"sum": lambda t: t.sum(0), "max": lambda t: t.amax(0), "min": lambda t: t.amin(0),
-               "prod": lambda t: t.prod(0), "avg": lambda t: t.double().mean(0)}  # fmt: skip
-    reduction = combine[op](sent).to(cases[0].dtype) if op != "none" else None
-    for case in cases:
-        mine = slice(case.rank * count, (case.rank + 1) * count)
-        result = {
-            "all_reduce": lambda: reduction,
-            "reduce": lambda: reduction,
-            "reduce_scatter": lambda mine=mine: reduction[mine],
-            "all_gather": lambda: sent.reshape(-1),
-            "gather": lambda: sent.reshape(-1),
-            "broadcast": lambda: sent[root],
-            "scatter": lambda mine=mine: sent[root][mine],
-            "all_to_all": lambda mine=mine: sent[:, mine].reshape(-1),
-            "sendrecv": lambda rank=case.rank: sent[(rank - 1) % ranks],
-        }[name]()
-        case.receive.copy_(result)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_oracle_accepts_the_right_result_and_counts_wrong_elements(name: str, dtype: str) -> None:
-    ops = ("sum", "prod", "max", "min", "avg") if COLLECTIVES[name].reduces else ("sum",)
-    for op in ops:
-        if op == "avg" and not getattr(torch, dtype).is_floating_point:
-            continue
-        options = {"dtype": getattr(torch, dtype), "op": op, "root": 1}
-        cases = [case_of(name, 40_000, rank, 3, **options) for rank in range(3)]
-        for case in cases:
-            oracle.fill(case, 5)
-        deliver(cases)
-        assert [oracle.count_wrong(case, 5) for case in cases] == [0, 0, 0]
-        for case in cases:
-            if case.expected:
-                case.receive[[0, 17, -1]] += 1
-                assert oracle.count_wrong(case, 5) == 3
-                assert oracle.count_wrong(case, 6) > case.receive.numel() // 50
 
 
 def test_oracle_sees_a_shift_and_a_result_that_was_never_written() -> None:
@@ -214,8 +155,6 @@ def test_rows_of_the_table_and_averages() -> None:
     assert second.split()[9:11] == ["1.00x", "0.00x"]
     assert "N/A" in third.split()
     assert last == "# 65536 B: nccl cannot do this: no device"
-    lines = (*table.head("all_reduce")[1:], first, second, third)
-    assert len({len(line) for line in lines}) == 1 and len(lines[0]) <= 120
     assert table.averages() == [
         "# average bus bandwidth (GB/s): fastcoll 9.83, gloo 0.02, fake 0.01"
     ]
@@ -244,17 +183,8 @@ def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_lib
     assert ratios("c", libraries=own) == (0.5, 0.25)
     case = {"backends": {"a": statistics(10.0, 9.0)}}
     assert ratios("a") == (None, None)
-
-
-def test_the_header_names_the_baseline() -> None:
-    def legend(among: list[str], baseline: str | None = None) -> str:
-        return report.SweepTable(2, among, {}, baseline).legend
-
-    assert "times faster than gloo, or where gloo does not run the slowest backend, at" in legend(
-        ["fastcoll", "gloo"]
-    )
-    assert "faster than the slowest backend (gloo is not in this run) at" in legend(["fastcoll"])
-    assert "times faster than mpi at the size" in legend(["fastcoll", "gloo", "mpi"], "mpi")
+    legends = [report.SweepTable(2, ["a", *more], {}).legend for more in ([], ["gloo"])]
+    assert ["faster than gloo, or where" in legend for legend in legends] == [False, True]
 
 
 def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -> None:
@@ -294,13 +224,6 @@ def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -
         "behind nccl below 64 B"
     ]
     assert answers({4: {"gloo": 1.0}}) == answers({4: {"fastcoll": 1.0}}) == []
-
-
-def test_verdict() -> None:
-    assert report.closing(0, True, 1) == ["# wrong elements: 0 OK"]
-    assert report.closing(3, True, 1) == ["# wrong elements: 3 FAILED"]
-    assert "not verified" in report.closing(0, False, 1)[0]
-    assert "nothing was measured" in report.closing(0, True, 0)[0]
 
 
 def test_what_ddp_adds() -> None:

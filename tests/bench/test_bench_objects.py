@@ -1,6 +1,5 @@
 """The benchmark of objects: a short run of it, and a wrong result that it must notice."""
 
-import json
 from unittest import mock
 
 import pytest
@@ -13,14 +12,11 @@ from fastcoll.bench import objects
 pytestmark = [beyond_gloo("it measures both backends by itself"), pytest.mark.full]
 
 
-def test_a_short_run(world, tmp_path):
-    path = tmp_path / "record.jsonl"
-    ended = run_on(world, 2, "objects", *FEW, "--json", path)
-    assert ended.status == 0, ended
-    head, *cases = map(json.loads, path.read_text().splitlines())
-    assert head["command"].startswith("python -m fastcoll.bench objects -n 1")
-    assert len(cases) == 10
-    for case in cases:
+def test_a_short_run(world):
+    ended = run_on(world, 2, "objects", *FEW)
+    assert ended.record["command"].startswith("python -m fastcoll.bench objects -n 1")
+    assert len(ended.cases) == 10
+    for case in ended.cases:
         assert set(case["backends"]) == {"fastcoll", "fastcoll-direct", "gloo"}
         assert all(one["wrong"] == 0 for one in case["backends"].values())
     assert "wrong elements: 0 OK" in ended.stdout
@@ -33,6 +29,6 @@ def run_rank(arguments):
 
 
 def test_a_wrong_object_is_counted(world):
-    ended = run_on(world, 2, "objects", *FEW, "--backend", "fastcoll-direct", module=__name__)
-    assert ended.status == 1
+    chosen = ("--backend", "fastcoll-direct")
+    ended = run_on(world, 2, "objects", *FEW, *chosen, module=__name__, status=1)
     assert "wrong elements: 20" in ended.stdout or "wrong elements: 40" in ended.stdout, ended

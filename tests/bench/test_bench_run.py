@@ -1,7 +1,7 @@
 """Whole runs: one by the command line, the others on living ranks."""
 
 import inspect
-import subprocess
+import itertools
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -9,27 +9,21 @@ from unittest.mock import Mock
 import pytest
 import torch
 from bench_ranks import FEW, SHORT, run_on
-from suite_rules import bound
+from programs import python
 from torch.nn.parallel import DistributedDataParallel
 from world import Worlds
 
 from fastcoll._launch import launch
-from fastcoll._measure import Call
 from fastcoll.bench import sweep
-from fastcoll.bench.collectives import build_case
+from fastcoll.bench.options import DTYPES, OPS
 from fastcoll.bench.record import read_record
 
 
 @pytest.mark.full
 def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "result.jsonl"
-    command = [sys.executable, "-m", "fastcoll.bench", "all_reduce", *FEW, "-b", "4", "-e", "4"]
-    ended = subprocess.run(
-        [*command, "--nproc", "1", "--backend", "fastcoll,absent", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=bound(60),
-    )
+    given = ["all_reduce", *FEW, "-b", "4", "-e", "4", "--nproc", "1", "--json", path]
+    ended = python("-m", "fastcoll.bench", *given, "--backend", "fastcoll,absent")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "# wrong elements: 0 OK" in ended.stdout
     assert "absent is left out: torch.distributed has no backend of that name" in ended.stderr
@@ -43,14 +37,12 @@ def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
     assert [case["size"] for case in record["cases"]] == [4]
 
 
-def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.jsonl"
+def test_all_collectives_side_by_side(world: Worlds) -> None:
     backends = "fastcoll,absent,gloo,fake,mpi,fastcoll-shared"
-    ended = run_on(world, 2, "all", *SHORT, "--backend", backends, "--json", path)
-    assert ended.status == 0, ended
+    ended = run_on(world, 2, "all", *SHORT, "--backend", backends)
     assert "# wrong elements: 0 OK" in ended.stdout
     assert ended.stdout.splitlines()[-1].startswith("# scatter: fastcoll-shared is ")
-    record = read_record(path)
+    record = ended.record
     assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
     assert set(record["left_out"]) == {"absent", "mpi"}
     assert len({case["collective"] for case in record["cases"]}) == 10
@@ -72,34 +64,25 @@ def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
 
 
 def test_a_read_of_the_result_is_timed_with_the_call(
-    world: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "result.jsonl"
-    ended = run_on(world, 2, *SHORT, "--read", "--backend", "fastcoll", "--json", path)
-    assert ended.status == 0, ended
-    assert [case["floor"] for case in read_record(path)["cases"]] == [None, None]
+    ended = run_on(world, 2, *SHORT, "--read", "-c", "0", "--backend", "fastcoll")
+    assert "# results were not verified" in ended.stdout
+    assert [case["floor"] for case in ended.cases] == [None, None]
 
-    def timed(call: Call, device: torch.device, calls: int, **_: object) -> float:
-        call()
-        return 1.0
-
-    monkeypatch.setattr(sweep, "take_turn", timed)
     done: list[str] = []
-    result = Mock(sum=lambda: done.append("read"))
-    case = Mock(send=None, receive=result, lifetime=None)
+    monkeypatch.setattr(sweep, "take_turn", lambda call, *_, **__: call())
+    case = Mock(lifetime=None, receive=Mock(sum=lambda: done.append("read")))
     peer = Mock(place=lambda case: case, bind=lambda case: lambda: done.append("call"))
     run = Mock(options=Mock(check=0, seed=1, read=True), device=torch.device("cpu"))
-    candidate = sweep._bound(run, [case], peer)
-    assert done == ["call"]
-    candidate.turn(1)
-    assert done == ["call", "call", "read"]
+    sweep._bound(run, [case], peer).turn(1)
+    assert done == ["call", "call", "read"]  # the first call is untimed
 
 
-def test_cold_calls_take_all_buffers_in_turn(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.jsonl"
+def test_cold_calls_take_all_buffers_in_turn(world: Worlds) -> None:
     given = ("all_reduce", "all_gather", "--cold", "-e", "64K", "--backend", "corrupting,gloo,fake")
-    ended = run_on(world, 2, *given, *FEW, "--json", path, module="altered_rank")
-    record = read_record(path)
+    ended = run_on(world, 2, *given, *FEW, module="altered_rank", status=1)
+    record = ended.record
     cache = record["machine"]["last_level_cache_bytes"]
     assert record["cold_bytes"] == 2 * cache > 0
     assert f"# cold: calls take buffers of {2 * cache >> 20} MiB in turn" in ended.stdout
@@ -123,79 +106,63 @@ def test_calls_in_rotation() -> None:
     refresh()
     call()
     assert made == [0, 1, 2, 0, 1, -1, -1, 0]
-    case = build_case("all_reduce", 64, torch.float32, "sum", 0, 2, 0, torch.device("cpu"))
-    assert sweep._alike(case, 0) == [case]
-    cases = sweep._alike(case, 200)
-    assert len({one.send.data_ptr() for one in cases}) == 4
-    assert all(one.receive is one.send for one in cases)
 
 
-def test_every_reduction_is_verified(world: Worlds) -> None:
-    kinds = ("-b", "64K", "-e", "64K", "-d", "int8,half", "-o", "all")
-    ended = run_on(world, 2, "all_reduce", *FEW, *kinds, "--backend", "fastcoll")
-    assert ended.status == 0, ended
-    rows = [
-        line.split()
-        for line in ended.stdout.splitlines()
-        if " fastcoll " in line and line[0] == " "
-    ]
-    found = [(row[1], row[2]) for row in rows]
-    every = [
-        (dtype, op) for dtype in ("int8", "half") for op in ("sum", "prod", "min", "max", "avg")
-    ]
-    assert [kind for kind in every if kind not in found] == []
+def test_every_type_and_reduction_is_verified(world: Worlds) -> None:
+    """No right result is taken for a wrong one, and a changed element is counted."""
+    kinds = ("-b", "40K", "-e", "40K", "-d", "all", "-o", "all", "--turn-ms", "0")
+    given = (*FEW, *kinds, "--backend", "fastcoll,corrupting")
+    cases = run_on(world, 3, *given, module="altered_rank", status=1).cases
+    assert {(case["dtype"], case["op"]) for case in cases} == set(itertools.product(DTYPES, OPS))
+    for case in cases:
+        assert case["backends"]["fastcoll"]["wrong"] == 0, case
+        if case["op"] != "avg":  # which gloo has not
+            assert case["backends"]["corrupting"]["wrong"] == 2, case
 
 
-def test_wrong_results_end_with_status_1_and_refusals_are_named(
-    world: Worlds, tmp_path: Path
-) -> None:
-    path = tmp_path / "result.jsonl"
-    arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", path]
-    ended = run_on(world, 2, *arguments, module="altered_rank")
-    assert ended.status == 1
-    assert ended.stdout.splitlines()[-1] == "# wrong elements: 4 FAILED"
+def test_wrong_results_end_with_status_1_and_refusals_are_named(world: Worlds) -> None:
+    given = ("all", *SHORT, "-r", "1", "--backend", "corrupting,refusing,gloo")
+    ended = run_on(world, 2, *given, module="altered_rank", status=1)
+    assert ended.stdout.splitlines()[-1] == "# wrong elements: 36 FAILED"
     assert "# 65536 B: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
-    for case in read_record(path)["cases"]:
-        assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
+    for case in ended.cases:
+        # Before and after the timed calls; a barrier has no result.
+        wrong = 0 if case["collective"] == "barrier" else 2
+        assert case["backends"]["corrupting"]["wrong"] == wrong, case
         assert case["backends"]["gloo"]["wrong"] == 0
         assert set(case["unsupported"]) == {"refusing"}
 
 
-def test_steps_of_ddp_are_verified_and_compared(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.jsonl"
-    given = ("ddp", "small", "--backend", "fastcoll,gloo,unreduced,fake", "--json", path)
-    ended = run_on(world, 2, *given, *FEW, module="altered_rank")
-    assert ended.status == 0, ended
-    (row,) = read_record(path)["cases"]
-    assert row["alone"]["time"]["median"] > 0
-    kinds = [(case["backend"], case["buckets"], case["wrong"]) for case in row["cases"]]
-    assert sorted(kinds) == [
-        (backend, buckets, 0)
-        for backend in ("fastcoll", "gloo", "unreduced")
-        for buckets in ("default buckets", "one bucket")
-    ]
-    assert "# fake is left out: DDP needs a process group" in ended.stdout
+BATCHED = "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters
 
 
-def test_steps_that_keep_gradients_are_verified(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.jsonl"
-    backends = ["fastcoll", "fastcoll-fused", "fastcoll-sync"]
-    if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters:
-        backends.append("gloo-batched")
-    given = ("ddp", "small", "--keep-gradients", "--backend", ",".join(backends), "--json", path)
-    ended = run_on(world, 2, *given, *FEW, module="altered_rank")
-    assert ended.status == 0, ended
-    assert "which steps keep and add to" in ended.stdout
-    (row,) = read_record(path)["cases"]
-    assert row["kept"]
-    assert {(case["backend"], case["wrong"]) for case in row["cases"]} == {
-        (backend, 0) for backend in backends
-    }
+@pytest.mark.parametrize(
+    ("flags", "backends", "said"),
+    [
+        ([], ["fastcoll", "gloo", "unreduced"], "# fake is left out: DDP needs a process group"),
+        (
+            ["--keep-gradients"],
+            ["fastcoll", "fastcoll-fused", "fastcoll-sync", *["gloo-batched"] * BATCHED],
+            "which steps keep and add to",
+        ),
+    ],
+    ids=["new gradients", "kept gradients"],
+)
+def test_steps_of_ddp_are_verified(
+    world: Worlds, flags: list[str], backends: list[str], said: str
+) -> None:
+    given = ("ddp", "small", *flags, *FEW, "--backend", ",".join([*backends, "fake"]))
+    ended = run_on(world, 2, *given, module="altered_rank")
+    assert said in ended.stdout
+    (row,) = ended.cases
+    assert row["alone"]["time"]["median"] > 0 and row["kept"] == bool(flags)
+    kinds = {(case["backend"], case["buckets"], case["wrong"]) for case in row["cases"]}
+    assert {(backend, 0) for backend in backends} == {(name, wrong) for name, _, wrong in kinds}
+    assert flags or len(kinds) == 2 * len(backends)  # default buckets, and one bucket
 
 
 def test_nothing_to_measure_ends_with_status_2(world: Worlds) -> None:
-    ended = run_on(world, 1, "all_reduce", *SHORT, "--backend", "absent")
-    assert ended.status == 2
+    ended = run_on(world, 1, "all_reduce", *SHORT, "--backend", "absent", status=2)
     assert "# nothing was measured" in ended.stdout
 
 
