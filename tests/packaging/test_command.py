@@ -1,5 +1,6 @@
 """The command `fastcoll`, and `python -m fastcoll`."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import Launcher
+from programs import python
 
-from fastcoll import __version__
+from fastcoll import __version__, _command
 from fastcoll.command import COMMANDS, main
 from fastcoll.examples import ddp_train
 
@@ -46,13 +47,37 @@ def test_it_imports_no_torch_before_a_sub_command_needs_it(
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
     )
-    command = [sys.executable, *(started if started[0] == "-m" else [str(script)]), *arguments]
+    command = [*(started if started[0] == "-m" else [script]), *arguments]
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
-    )
+    ended = python(*command, variables={"PYTHONPATH": path})
     assert ended.returncode == (2 if arguments == ["benhc"] else 0), ended.stderr
     assert ended.stderr.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("python -m fastcoll.info", "fastcoll.info"),
+        ("python -m fastcoll.bench.engine --rounds 3", "fastcoll.bench.engine"),
+        ("python -mfastcoll bench all", "fastcoll.bench"),
+        ("python /usr/bin/fastcoll tune", "fastcoll.tune"),
+        ("python -m fastcoll trace x", None),
+        ("python -m fastcoll --help", None),
+        ("python train.py", None),
+    ],
+)
+def test_without_torch_a_command_that_needs_it_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, line: str, command: str | None
+) -> None:
+    words = line.split()
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", ["-m" if words[1].startswith("-m") else words[1]])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    ends = pytest.raises(
+        SystemExit, match=f"^{command}: fastcoll needs torch, .* pip install 'torch==2"
+    )
+    with ends if command else contextlib.nullcontext():
+        _command.stop_without_torch()
 
 
 @pytest.mark.parametrize("command", ["--help", "info"])
@@ -73,14 +98,6 @@ def test_each_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[
         main([name, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: ")
-
-
-def test_the_module_is_the_command(launcher: Launcher, tmp_path: Path) -> None:
-    arguments = ["fastcoll", "trace", str(tmp_path / "nothing_")]
-    text = f"import runpy, sys; sys.argv = {arguments}; runpy.run_module('fastcoll', run_name='__main__')"
-    process = launcher.program(text, tmp_path)
-    assert (process.status, process.stdout) == (2, "")
-    assert process.stderr.startswith("fastcoll.trace: ")
 
 
 def test_the_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,22 +124,16 @@ def outcome_of(backend: str, milliseconds: float) -> ddp_train.Outcome:
 
 
 @pytest.mark.parametrize(
-    ("times", "others", "expected"),
+    ("ours", "gloos", "others", "expected"),
     [
-        ((2.0, 5.0), 3.0, "fastcoll is 2.50 times as fast as gloo: 2.00 ms a step, gloo 5.00 ms."),
-        ((5.0, 2.0), 3.0, "fastcoll is not faster than gloo here: 5.00 ms a step, gloo 2.00 ms."),
-        (
-            (2.0, 5.0),
-            30.0,
-            "so the times decide nothing: fastcoll took 2.00 ms a step, gloo 5.00 ms.",
-        ),
+        (2.0, 5.0, 3.0, "fastcoll is 2.50 times as fast as gloo: 2.00 ms a step, gloo 5.00 ms."),
+        (5.0, 2.0, 3.0, "fastcoll is not faster than gloo here: 5.00 ms a step, gloo 2.00 ms."),
+        (2.0, 5.0, 30.0, "the times decide nothing: fastcoll took 2.00 ms a step, gloo 5.00 ms."),
     ],
 )
 def test_the_verdict_of_the_demo_holds(
-    times: tuple[float, float], others: float, expected: str
+    ours: float, gloos: float, others: float, expected: str
 ) -> None:
-    outcomes = [
-        outcome_of(each, time) for each, time in zip(("fastcoll", "gloo"), times, strict=True)
-    ]
+    outcomes = [outcome_of("fastcoll", ours), outcome_of("gloo", gloos)]
     found = ddp_train.verdict(outcomes, others)
     assert expected in found and f"Other processes used {others:.0f}% of the machine" in found

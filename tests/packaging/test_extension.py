@@ -29,16 +29,6 @@ def test_kernels_are_joined_to_nothing():
     assert [one for one in SOURCES if "/kernels_" in one] == [x for x in alone if "kernels_" in x]
 
 
-def test_pybind11_is_parsed_once():
-    """Each unit that includes it parses it again, which takes seven seconds."""
-    folder = ROOT / "csrc" / "bindings"
-    including = {str(path.relative_to(ROOT)) for path in folder.glob("*.cpp")}
-    (unit,) = [unit for unit in extension.units(ROOT, join=True) if including & set(unit.sources)]
-    assert set(unit.sources) == including
-    others = [path for path in (ROOT / "csrc").rglob("*.cpp") if path.parent != folder]
-    assert not [path for path in others if "pybind" in path.read_text()]
-
-
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
     """A function that returns the lines of the ninja file, made in an empty folder."""

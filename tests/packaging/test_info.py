@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from types import SimpleNamespace
 
 import pytest
 from launcher import Launcher
@@ -103,14 +102,6 @@ def test_no_remedy_is_offered_that_cannot_help(
     assert "install gloo" in text
     assert "install nccl" not in text and "install cuda" not in text
     assert "-: none" in printed(changed, True, capsys)
-
-
-def test_groups_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "fastcoll._C", raising=False)
-    assert info.groups() == []
-    group = {"name": "g", "rank": 0, "size": 2, "transport": "shm", "reason": "same host"}
-    monkeypatch.setitem(sys.modules, "fastcoll._C", SimpleNamespace(groups=lambda: [group]))
-    assert info.groups() == [{**group, "backends": {"cpu": "fastcoll"}}]
 
 
 def test_a_check_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
