@@ -61,21 +61,7 @@ def test_a_function_runs_in_its_surroundings(bare, tmp_path):
     variables = {"OF_THE_LAUNCHER": "1", "GIVEN": "2", "HOME": None}
     assert found == ("a", True, True, variables, str(tmp_path))
     assert log == ""
-
-
-def test_a_real_exit_is_that_of_python(bare, tmp_path):
-    assert surroundings(bare, tmp_path, real_exit=True)[1] == "at exit\n"
-
-
-def test_ctrl_c_reaches_ranks_of_a_job_in_the_background(tmp_path):
-    """A shell starts such jobs with SIGINT ignored, and their children inherit it."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launcher = Launcher(preload=[])
-    try:
-        assert surroundings(launcher, tmp_path)[0][1]
-    finally:
-        signal.signal(signal.SIGINT, before)
-        launcher.close()
+    assert surroundings(bare, tmp_path, real_exit=True)[1] == "at exit\n"  # as Python's
 
 
 def test_a_program_that_does_not_end_shows_its_stack(bare, tmp_path):
@@ -83,30 +69,6 @@ def test_a_program_that_does_not_end_shows_its_stack(bare, tmp_path):
     ended = bare.program(text, tmp_path, limit=0.5)
     assert ended.status == -signal.SIGABRT
     assert "in waits" in ended.stderr
-
-
-def sleep_aside(channel: connection.Connection) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    channel.send_bytes(pickle.dumps(child.pid))
-    time.sleep(1000)
-
-
-def test_ranks_end_with_their_launcher(bare, tmp_path):
-    ours, theirs = connection.Pipe()
-    with theirs:
-        process = bare.start(sleep_aside, log=tmp_path / "log", channel=theirs)
-    child = pickle.loads(ours.recv_bytes())
-    bare.close()
-    assert gone(process.pid) and gone(child)
-
-
-def test_ranks_die_with_a_launcher_that_is_killed(bare, tmp_path):
-    process = bare.start("import time; time.sleep(1000)", log=tmp_path / "log")
-    os.kill(psutil.Process(process.pid).ppid(), signal.SIGKILL)
-    assert gone(process.pid)
-    with pytest.raises(LauncherFailed, match="ended with -9"):
-        process.wait(60)
-    assert not bare.alive
 
 
 def test_ranks_die_with_a_test_process_that_is_killed(tmp_path):
