@@ -35,19 +35,6 @@ def test_outstanding():
         one.check()
 
 
-@on_ranks(2, 4)
-def test_mixed_with_synchronous():
-    """Synchronous collectives overtake nothing: all ranks issue the same order."""
-    works, size = [], dist.get_world_size()
-    for number in range(25):
-        works.append(issued(1000 * size + number))
-        tensor = torch.full((5,), float(number))
-        dist.all_reduce(tensor)
-        assert_same(tensor, torch.full((5,), float(number) * size))
-    for one in works:
-        one.check()
-
-
 @beyond_gloo("runs two collectives of one group at once")
 @on_ranks(2)
 def test_one_tensor_again_and_again():

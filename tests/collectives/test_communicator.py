@@ -22,10 +22,6 @@ import fastcoll.trace
 pytestmark = beyond_gloo("fastcoll's communicator")
 
 
-def total(size: int) -> float:
-    return size * (size + 1) / 2
-
-
 # --- arguments -----------------------------------------------------------------------------------
 
 
@@ -70,68 +66,48 @@ def test_arrays_share_their_memory():
     other = Array([mine, 0.0])
     comm.all_reduce(other)
     assert other.memory.tolist() == [3.0, 0.0]
+    sparse = torch.ones(3).to_sparse()
+    comm.all_reduce(sparse)
+    assert sparse.to_dense().tolist() == [2.0] * 3
     gathered = np.zeros(4)
     comm.all_gather(gathered, np.full(2, mine))
     assert gathered.tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
+# fmt: off
 WRONG = {
     "missing": (lambda c: c.all_reduce(), TypeError, "argument 'tensor' is missing"),
     "too many": (lambda c: c.barrier(1), TypeError, "0 arguments at most, got 1"),
     "unknown": (lambda c: c.all_reduce(torch.ones(1), opp=1), TypeError, "unknown argument 'opp'"),
     "twice": (lambda c: c.all_reduce(torch.ones(1), tensor=1), TypeError, "two values"),
     "no tensor": (lambda c: c.all_reduce(3), TypeError, "got int"),
-    "read-only": (
-        lambda c: c.all_reduce(np.frombuffer(b"1234", dtype=np.float32)),
-        TypeError,
-        "read-only",
-    ),
+    "read-only": (lambda c: c.all_reduce(np.frombuffer(b"1234", dtype=np.float32)), TypeError, "read-only"),
     "strings": (lambda c: c.all_reduce(np.array(["a"])), TypeError, "torch cannot share"),
-    "operation": (
-        lambda c: c.all_reduce(torch.ones(1), "sum"),
-        TypeError,
-        "an operation of torch.distributed.ReduceOp for 'op', got str 'sum'",
-    ),
-    "no rank": (
-        lambda c: c.broadcast(torch.ones(1), "0"),
-        TypeError,
-        "an integer of 32 bits for 'src', got str '0'",
-    ),
+    "operation": (lambda c: c.all_reduce(torch.ones(1), "sum"), TypeError,
+                  "an operation of torch.distributed.ReduceOp for 'op', got str 'sum'"),
+    "no rank": (lambda c: c.broadcast(torch.ones(1), "0"), TypeError, "an integer of 32 bits for 'src', got str '0'"),
     "long rank": (lambda c: c.broadcast(torch.ones(1), 1 << 40), TypeError, "for 'src', got int"),
-    "splits": (
-        lambda c: c.all_to_all(torch.ones(2), torch.ones(2), 7),
-        TypeError,
-        "a list of integers for 'output_splits', got int 7",
-    ),
+    "splits": (lambda c: c.all_to_all(torch.ones(2), torch.ones(2), 7), TypeError,
+               "a list of integers for 'output_splits', got int 7"),
     "no backend": (lambda c: type(c)(3), TypeError, "expected a backend of fastcoll, got int"),
     "no operation": (lambda c: c.all_reduce(torch.ones(1), None), TypeError, "'op', got NoneType"),
-    "source": (
-        lambda c: c.sendrecv(torch.ones(1), 1 - c.rank, torch.ones(1), 9),
-        ValueError,
-        "source rank from 0 to 1, got 9",
-    ),
-    "itself": (
-        lambda c: c.sendrecv(torch.ones(1), 1 - c.rank, torch.ones(1), c.rank),
-        ValueError,
-        "another rank",
-    ),
+    "source": (lambda c: c.sendrecv(torch.ones(1), 1 - c.rank, torch.ones(1), 9), ValueError,
+               "source rank from 0 to 1, got 9"),
+    "itself": (lambda c: c.sendrecv(torch.ones(1), 1 - c.rank, torch.ones(1), c.rank), ValueError, "another rank"),
     "root": (lambda c: c.broadcast(torch.ones(1), 9), ValueError, "root rank from 0 to 1, got 9"),
+    "root of an object": (lambda c: c.broadcast_object(1, 2), ValueError, "root rank from 0 to 1, got 2"),
     "peer": (lambda c: c.send(torch.ones(1), 9), ValueError, "from 0 to 1, got 9"),
     "sizes": (lambda c: c.all_gather(torch.ones(5), torch.ones(2)), ValueError, "2 x 2 elements"),
-    "one of each": (
-        lambda c: c.all_to_all([torch.ones(1)] * 2, torch.ones(2)),
-        TypeError,
-        "got one of each",
-    ),
-    "dtypes": (
-        lambda c: c.all_gather(torch.ones(4, dtype=torch.int), torch.ones(2)),
-        TypeError,
-        "float32 and int32",
-    ),
+    "one of each": (lambda c: c.all_to_all([torch.ones(1)] * 2, torch.ones(2)), TypeError, "got one of each"),
+    "dtypes": (lambda c: c.all_gather(torch.ones(4, dtype=torch.int), torch.ones(2)), TypeError, "float32 and int32"),
     "overlap": (lambda c: c.all_reduce(torch.ones(1).expand(4)), ValueError, "overlap"),
     "no part": (lambda c: c.scatter(torch.ones(2), None, c.rank), ValueError, "undefined"),
     "no output": (lambda c: c.all_gather(None, torch.ones(2)), TypeError, "got NoneType"),
+    "plan of a sparse tensor": (lambda c: c.all_reduce_plan(torch.ones(3).to_sparse()), ValueError, "a dense tensor"),
+    "argument of a plan": (lambda c: c.barrier_plan()(1), TypeError, "expected no arguments"),
+    "a plan of nothing": (lambda c: type(c.barrier_plan())(), TypeError, "cannot create"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -163,10 +139,8 @@ def test_calls_mix_with_torchs():
 
 
 def send_or_recv(comm, peer: int):
-    tensor = torch.ones(1)
-    return (
-        (lambda: comm.recv(tensor, peer)) if comm.rank == 0 else (lambda: comm.send(tensor, peer))
-    )
+    call = comm.recv if comm.rank == 0 else comm.send
+    return functools.partial(call, torch.ones(1), peer)
 
 
 CALLS = {

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from backend import beyond_gloo
 from on_ranks import on_ranks
-from oracle import assert_same, sample
+from oracle import sample
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -76,10 +76,39 @@ def test_the_pass_replaces_each_collective_and_its_wait():
     assert rows == [6, 12, 6, 6]
 
 
+def by_operators(x):
+    name = dist.group.WORLD.group_name
+    y = torch.ops.fastcoll.all_reduce(x * 2, "sum", name)
+    z = y + 1
+    torch.ops.fastcoll.all_reduce_(z, "max", name)
+    return torch.ops.fastcoll.all_gather(z, 2, name).relu()
+
+
+def by_operators_that_write(x):
+    name, operators = dist.group.WORLD.group_name, torch.ops.fastcoll
+    whole, part, moved = x.new_empty(12, 4), x.new_empty(3, 4), torch.empty_like(x)
+    operators.all_gather_out(x * 2, name, out=whole)
+    operators.reduce_scatter_out(whole[:6], "sum", name, out=part)
+    operators.all_to_all_out(x + 1, [], [], name, out=moved)
+    return whole.relu(), part + 1, moved * 2
+
+
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (every_call, NAMES),
+        (
+            by_operators,
+            [f"fastcoll.{name}" for name in ("all_reduce", "all_reduce_", "all_gather")],
+        ),
+        (by_operators_that_write, [f"{name}_out" for name in NAMES[1:]]),
+    ],
+    ids=["functional", "operators", "operators that write"],
+)
 @on_ranks(2)
-def test_collectives_that_are_awaited_at_once_are_one_call():
-    assert calls(code_of(every_call, given())) == NAMES
+def test_each_call_is_one_in_the_code(function, names):
+    assert calls(code_of(function, given())) == names
 
 
 @pytest.mark.full
@@ -94,18 +123,9 @@ def test_in_training_forward_and_backward():
     torch.compiler.reset()
     x, y = given().requires_grad_(), given().requires_grad_()
     loss(y).backward()
-
-    def step():
-        compiled(x).backward()
-
     compiled = fastcoll.compile(loss, fullgraph=True)
-    _, codes = run_and_get_code(step)
-    assert calls("\n".join(codes)) == [
-        "fastcoll.all_gather",
-        "fastcoll.reduce_scatter",
-        "fastcoll.all_gather",
-        "fastcoll.reduce_scatter",
-    ]
+    _, codes = run_and_get_code(lambda: compiled(x).backward())
+    assert calls("\n".join(codes)) == ["fastcoll.all_gather", "fastcoll.reduce_scatter"] * 2
     torch.testing.assert_close(x.grad, y.grad)
 
 
@@ -164,30 +184,6 @@ def test_groups_of_other_backends_stay():
     assert "_c10d_functional.all_reduce_" in found
 
 
-@pytest.mark.full
-@on_ranks(2)
-def test_operators_in_a_graph_have_no_break_and_no_wait():
-    name = dist.group.WORLD.group_name
-
-    def function(x):
-        y = torch.ops.fastcoll.all_reduce(x * 2, "sum", name)
-        z = y + 1
-        torch.ops.fastcoll.all_reduce_(z, "max", name)
-        return torch.ops.fastcoll.all_gather(z, 2, name).relu()
-
-    for compiled in (
-        torch.compile(function, backend="aot_eager", fullgraph=True),
-        torch.compile(function, fullgraph=True),
-    ):
-        torch.compiler.reset()
-        assert_same(compiled(given()), function(given()))
-    assert calls(code_of(function, given())) == [
-        "fastcoll.all_reduce",
-        "fastcoll.all_reduce_",
-        "fastcoll.all_gather",
-    ]
-
-
 def in_turn(x, y):
     """Two collectives that do not need each other's results, and matrices that need memory."""
     name = dist.group.WORLD.group_name
@@ -238,25 +234,6 @@ def test_shapes_that_vary():
         result, codes = run_and_get_code(compiled, x)
         torch.testing.assert_close(result, every_call(x))
         assert not codes or calls(codes[0]) == NAMES
-
-
-@pytest.mark.full
-@on_ranks(2)
-def test_operators_that_write_into_a_tensor():
-    name = dist.group.WORLD.group_name
-    operators = torch.ops.fastcoll
-
-    def function(x):
-        whole, part, moved = x.new_empty(12, 4), x.new_empty(3, 4), torch.empty_like(x)
-        operators.all_gather_out(x * 2, name, out=whole)
-        operators.reduce_scatter_out(whole[:6], "sum", name, out=part)
-        operators.all_to_all_out(x + 1, [], [], name, out=moved)
-        return whole.relu(), part + 1, moved * 2
-
-    assert calls(code_of(function, given())) == [
-        f"fastcoll.{operator}"
-        for operator in ("all_gather_out", "reduce_scatter_out", "all_to_all_out")
-    ]
 
 
 @pytest.mark.full

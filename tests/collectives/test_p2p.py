@@ -112,22 +112,6 @@ def test_batch(order):
     assert_same(outputs[1], sample(before, (100,), torch.int64))
 
 
-@on_ranks(3)
-def test_batch_with_one_side_only():
-    """A batch need not concern every rank."""
-    output = torch.empty(10)
-    if dist.get_rank() == 0:
-        ops = [dist.P2POp(dist.isend, sample(0, (10,), torch.float), 2)]
-    elif dist.get_rank() == 2:
-        ops = [dist.P2POp(dist.irecv, output, 0)]
-    else:
-        return
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    if dist.get_rank() == 2:
-        assert_same(output, sample(0, (10,), torch.float))
-
-
 @on_ranks(2)
 def test_beside_collectives():
     """Messages posted before, matched during and received after collectives of the same group."""

@@ -95,32 +95,6 @@ def test_wait_in_other_threads():
 
 
 @on_ranks(2)
-def test_wait_lets_other_threads_run():
-    """Another thread must hold the interpreter while the main thread waits."""
-
-    def tick():
-        for _ in range(20):
-            time.sleep(0.005)
-        say("ticked")
-
-    if dist.get_rank() == 0:
-        thread = threading.Thread(target=tick)
-        thread.start()
-        dist.barrier()  # the other rank comes when the thread has run
-        thread.join()
-    else:
-        await_word("ticked")
-        dist.barrier()
-
-
-@on_ranks(2)
-def test_dropped_handle():
-    tensor = torch.ones(50_000)
-    dist.all_reduce(tensor, async_op=True)
-    until(lambda: tensor.min() == dist.get_world_size() == tensor.max())
-
-
-@on_ranks(2)
 def test_dropped_inputs():
     """The backend keeps what it reads alive, until it has read it."""
     rank, outputs = dist.get_rank(), [torch.empty(50_000) for _ in range(dist.get_world_size())]
@@ -140,17 +114,6 @@ def test_dropped_inputs():
         assert_same(output, torch.full((50_000,), source + 1.0))
     del work, works
     until(lambda: all(one.expired() for one in kept))
-
-
-@on_ranks(2)
-def test_callback_values_and_exceptions():
-    future = dist.all_reduce(torch.full((3,), 2.0), async_op=True).get_future()
-    doubled = future.then(lambda f: f.value()[0] * 2)
-    raising = future.then(lambda f: 1 / 0)
-    assert_same(doubled.wait(), torch.full((3,), 4.0 * dist.get_world_size()))
-    with pytest.raises(Exception, match="division by zero"):
-        raising.wait()
-    dist.barrier()
 
 
 @pytest.mark.parametrize("name", collectives(known=GLOO_ENDS))
