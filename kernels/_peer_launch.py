@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _INT32 = frozenset(
-    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "shares", "aligned"}
+    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "aligned"}
 )
 GRAIN = 16
 """Pieces start at multiples of so many elements: at least 16 bytes in every dtype."""

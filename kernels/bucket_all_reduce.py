@@ -5,14 +5,12 @@ float64), in rank order, rounded once to the wire dtype; then cast without loss,
 The bits are those of one_shot and two_shot.
 
 A bucket is cut into blocks of one tensor. Channel c handles blocks c, c + channels, c + 2 * channels, and so on.
-With shares, rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it. Without
-shares, every rank reduces all blocks for itself.
+Rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it.
 
-Bytes for a bucket of W bytes in the wire dtype and tensors of S bytes: without shares reads (n - 1) W over the link and
-W locally, writes S. With shares reads W / n of each rank, writes W / n and S / n; then reads W / n of each other rank
-and writes the rest of S: over the link 2 (n - 1) W / n.
-Bound: those bytes over the link, plus two exchanges of flags (with shares three). After the last exchange no rank reads
-this rank's bucket, so it can be refilled, and the launch can be captured and replayed.
+Bytes for a bucket of W bytes in the wire dtype and tensors of S bytes: reads W / n of each rank, writes W / n and
+S / n; then reads W / n of each other rank and writes the rest of S: over the link 2 (n - 1) W / n.
+Bound: those bytes over the link, plus three exchanges of flags. After the last exchange no rank reads this rank's
+bucket, so it can be refilled, and the launch can be captured and replayed.
 
 Fill the bucket before, on the same stream: the first exchange releases the stream's earlier writes.
 """
@@ -90,7 +88,7 @@ def _peers_block(
 @triton.jit
 def bucket_kernel(
     block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
-    op, scale, divisor, spins, shares,
+    op, scale, divisor, spins,
     WIRE: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
@@ -111,24 +109,18 @@ def bucket_kernel(
     turn = tl.zeros([], tl.int64)
     block = channel.to(tl.int64)
     while (block < blocks) & alive:
-        if (shares == 0) | (turn % world == rank):
+        if turn % world == rank:
             offset, out, length = _place(
                 block_map, sizes, bucket_row, output_row, block, item, size, PIECE
             )
             wide = (((own + offset) | out) % 16 == 0).to(tl.int32)
-            if shares != 0:
-                reduce_piece(
-                    buckets, world, offset, length, wide, op, factor, average,
-                    own + offset, out, True, WIRE, OUTPUT, ACCUMULATE, BLOCK,
-                )  # fmt: skip
-            else:
-                reduce_piece(
-                    buckets, world, offset, length, wide, op, factor, average,
-                    out, out, False, WIRE, OUTPUT, ACCUMULATE, BLOCK,
-                )  # fmt: skip
+            reduce_piece(
+                buckets, world, offset, length, wide, op, factor, average,
+                own + offset, out, True, WIRE, OUTPUT, ACCUMULATE, BLOCK,
+            )  # fmt: skip
         turn += 1
         block += channels
-    if (shares != 0) & alive:
+    if alive:
         alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
         turn = tl.zeros([], tl.int64)
         block = channel.to(tl.int64)
@@ -228,7 +220,6 @@ class BucketAllReduce:
         *,
         op: str = "sum",
         scale: float = 1.0,
-        shares: bool = True,
     ) -> C.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
@@ -236,7 +227,6 @@ class BucketAllReduce:
             tensors: The layout's tensors; each dense, none overlapping another, none in a bucket.
             op: "sum", "avg", "min", "max" or "product".
             scale: Factor of the result, applied before rounding.
-            shares: Whether every rank reduces its share of the blocks (True) or all blocks.
 
         Raises:
             RuntimeError: The buffers are closed.
@@ -249,7 +239,7 @@ class BucketAllReduce:
         arguments = (
             *(block_map, sizes, self._blocks, peers.table.data_ptr(), buckets, bucket_row),
             *(row.data_ptr(), peers.rank, peers.world_size, programs),
-            *(*arithmetic(op, scale, peers), peers.spins, int(shares)),
+            *(*arithmetic(op, scale, peers), peers.spins),
         )
         held = (self._tables, row, peers)
         return prepared(self._configuration, peers.device, programs, arguments, held, out_at=6)

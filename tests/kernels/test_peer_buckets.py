@@ -17,14 +17,14 @@ from fastcoll.kernels.flatten import Flatten
 
 SIZES = (1, 40, 8201, 16, 0, 300, 7, 7777)
 CASES = [
-    ("sum", 1.0, True, 0),
-    ("avg", 0.5, False, 1),
-    ("max", 1.0, True, 3),
-    ("product", 2.0, False, 0),
-    ("avg", 1.0, True, 1),
-    ("sum", 1.0, True, 2),
+    ("sum", 1.0, 0),
+    ("avg", 0.5, 1),
+    ("max", 1.0, 3),
+    ("product", 2.0, 0),
+    ("avg", 1.0, 1),
+    ("sum", 1.0, 2),
 ]
-"""Operation, factor, whether ranks reduce shares, and how far tensors begin behind an aligned address."""
+"""Operation, factor, and how far tensors begin behind an aligned address."""
 
 
 def opened(channels: int = 3, spins: int = peer_ranks.SPINS) -> tuple[Any, Any, Any]:
@@ -66,7 +66,7 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
     flatten = Flatten(layout, dtype, wire, "cpu")
     reduce = BucketAllReduce(layout, wire, dtype, buffers, begins)
     bucket = messages[rank][: layout.elements * wire.itemsize].view(wire)
-    for number, (op, scale, shares, offset) in enumerate(CASES):
+    for number, (op, scale, offset) in enumerate(CASES):
         inputs = []
         for each in range(ranks):
             seed = 3 * (ranks + number) + 1 + each
@@ -76,7 +76,7 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
         for source, given in zip(sources, inputs[rank], strict=True):
             source.copy_(given)
         outs = at_offsets(SIZES, dtype, offset) if number % 2 else sources
-        launch = reduce.prepare(outs, op=op, scale=scale, shares=shares)
+        launch = reduce.prepare(outs, op=op, scale=scale)
         for _ in range(1 + number % 2):  # prepared launches are repeated
             for source, given in zip(sources, inputs[rank], strict=True):
                 source.copy_(given)
@@ -97,16 +97,15 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
         assert torch.all(x == ranks * (ranks + 1) / 2)
 
 
-@pytest.mark.parametrize("shares", [False, True])
 @on_ranks(3, world="interpreted", init=False)
-def test_a_rank_that_never_launches_is_named(shares: bool) -> None:
+def test_a_rank_that_never_launches_is_named() -> None:
     absent = 2
     buffers, messages, begins = opened(2, 300)
     layout = BucketLayout((20, 9000), 16)
     reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, begins)
     messages[here().rank].view(torch.float32).fill_(1.0)
     outs = [torch.full((size,), -1.0) for size in layout.sizes]
-    launch = reduce.prepare(outs, shares=shares)
+    launch = reduce.prepare(outs)
     barrier("launch")
     if here().rank != absent:
         launch()

@@ -4,8 +4,8 @@ n is the number of ranks, and W the size of the message as it travels.
 
 one_shot: every rank reads all messages, by the kernel of fastcoll.kernels.one_shot.
     Phases: stage the message (cast to the wire dtype), exchange flags, read and reduce all ranks' messages. A list is
-    flattened into this rank's bucket in the mapped memory, and reduced from all buckets into the tensors.
-    Bytes: (n - 1) W. Steps: 1; 2 for a list. Launches: 1; 2 for a list.
+    reduced as by two_shot.
+    Bytes: (n - 1) W. Steps: 1. Launches: 1.
     Chosen for small messages, whose time depends on the steps.
 
 two_shot: a rank reduces its share, then fetches the others, by the kernel of fastcoll.kernels.two_shot.
@@ -82,20 +82,14 @@ def prepare_one_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) 
     """Returns the launches for a call."""
     from fastcoll.kernels import one_shot
 
-    if call.is_list:
-        return _in_bucket(call, pieces, context, shares=False)
-    launch = _staged(one_shot.prepare_all_reduce, call, pieces[0], context)
-    return Prepared((launch,), of_count=False)
+    return _shot(one_shot.prepare_all_reduce, call, pieces, context)
 
 
 def prepare_two_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
     """Returns the launches for a call."""
     from fastcoll.kernels import two_shot
 
-    if call.is_list:
-        return _in_bucket(call, pieces, context, shares=True)
-    launch = _staged(two_shot.prepare_all_reduce, call, pieces[0], context)
-    return Prepared((launch,), of_count=False)
+    return _shot(two_shot.prepare_all_reduce, call, pieces, context)
 
 
 def prepare_ring(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
@@ -147,11 +141,12 @@ def _staged(
     )
 
 
-def _in_bucket(call: Call, pieces: Sequence[Piece], context: PlanContext, shares: bool) -> Prepared:
-    """Returns the two launches for a list: into this rank's bucket, and from all ranks' buckets into the tensors.
-
-    With `shares` each rank reduces its share of the blocks, else all blocks.
-    """
+def _shot(
+    prepare: Callable[..., C.Launch], call: Call, pieces: Sequence[Piece], context: PlanContext
+) -> Prepared:
+    """Returns a tensor's launch, or a list's two: into this rank's bucket, and from all buckets into the tensors."""
+    if not call.is_list:
+        return Prepared((_staged(prepare, call, pieces[0], context),), of_count=False)
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 
     peers = context.peers
@@ -160,7 +155,7 @@ def _in_bucket(call: Call, pieces: Sequence[Piece], context: PlanContext, shares
     bucket = peers.bucket(layout.elements, call.wire_dtype)
     reduce = BucketAllReduce(layout, call.wire_dtype, call.dtype, peers.buffers, peers.buckets)
     outs = [context.view(piece.out, piece.elements, call.dtype) for piece in pieces]
-    launch = reduce.prepare(outs, op=call.op.lower(), scale=call.scale, shares=shares)
+    launch = reduce.prepare(outs, op=call.op.lower(), scale=call.scale)
     layout.read_here()
     return Prepared((copy_in(pieces, call.dtype, bucket, context), launch), tables=True)
 
