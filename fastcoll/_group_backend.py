@@ -12,7 +12,11 @@ from torch.distributed import ProcessGroup
 
 from fastcoll import env
 
-__all__ = ["cpu_backend", "needed_cpu_backend", "serving_backend", "this_host"]
+__all__ = ["all_gather_flat", "cpu_backend", "needed_cpu_backend", "serving_backend", "this_host"]
+
+# The name since torch 2.13; 2.11 and 2.12 have the old one only.
+all_gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""torch's all-gather into one tensor."""
 
 
 def this_host() -> str:

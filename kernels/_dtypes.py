@@ -10,7 +10,6 @@ __all__ = [
     "ELEMENT",
     "INTERPRETED",
     "PAIRS",
-    "accumulate_dtype",
     "addressed",
     "dtype_name",
     "narrow",
@@ -32,21 +31,15 @@ PAIRS = (
     (torch.float32, torch.float32),
     (torch.float16, torch.float16),
     (torch.bfloat16, torch.bfloat16),
-    (torch.float64, torch.float64),
     (torch.float32, torch.bfloat16),
     (torch.float32, torch.float16),
 )
-"""Supported pairs of message dtype and wire dtype."""
+"""Pairs of message dtype and wire dtype that are summed; the sums are in float32."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns "float32" for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype to sum and scale elements of `dtype` in: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @triton.jit

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastcoll.kernels._arithmetic import OPERATIONS
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, dtype_name
 from fastcoll.kernels._launch import prepared
 from fastcoll.kernels._plan import double_bits
 from fastcoll.kernels.peers import PeerBuffers
@@ -33,9 +32,7 @@ __all__ = [
     "types_of",
 ]
 
-_INT32 = frozenset(
-    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "aligned"}
-)
+_INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "divisor", "aligned"})
 GRAIN = 16
 """Pieces start at multiples of so many elements: at least 16 bytes in every dtype."""
 
@@ -86,7 +83,6 @@ def staged_table(algorithm: str, kernel: Any) -> Table:
             constexprs={
                 "MESSAGE": ELEMENT[message],
                 "WIRE": ELEMENT[wire],
-                "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
                 "BLOCK": block_of(message, wire),
             },
             divisible_by_16=frozenset({"stage_bytes"}),
@@ -118,11 +114,11 @@ def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[.
         """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
         Args:
-            source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
-                bfloat16, float64.
+            source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16
+                or bfloat16.
             out: Like `source`; may be `source` itself.
             peers: The ranks' buffers.
-            op: "sum", "avg", "min", "max" or "product".
+            op: "sum" or "avg".
             scale: Factor of the result, applied before rounding.
             wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
 
@@ -150,9 +146,9 @@ def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[.
     return prepare_all_reduce
 
 
-def arithmetic(op: str, scale: float, peers: PeerBuffers) -> tuple[int, int, int]:
-    """Returns the number of the operation, the bits of the factor, and the divisor."""
-    return OPERATIONS[op], double_bits(scale), peers.world_size if op == "avg" else 1
+def arithmetic(op: str, scale: float, peers: PeerBuffers) -> tuple[int, int]:
+    """Returns the bits of the factor, and the divisor."""
+    return double_bits(scale), peers.world_size if op == "avg" else 1
 
 
 def pack(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import combine_group, finish
+from fastcoll.kernels._arithmetic import finish
 from fastcoll.kernels._dtypes import narrow, widen
 
 __all__ = [
@@ -65,30 +65,27 @@ def as_mask(condition):
 @triton.jit
 def _copy_block(
     source, target, start, length,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
     value = tl.load(pointer(source, SOURCE, WIDE) + at, mask=there, cache_modifier=".cg")
     if SOURCE != TARGET:
-        value = narrow(widen(value, SOURCE, ACCUMULATE), TARGET)
+        value = narrow(widen(value, SOURCE, tl.float32), TARGET)
     tl.store(pointer(target, TARGET, WIDE) + at, value, mask=there)
 
 
 @triton.jit
 def copy_piece(
     source, target, length, aligned,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copies `length` elements between addresses; `aligned`: both are multiples of 16."""
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):
-        _copy_block(source, target, start, most, SOURCE, TARGET, ACCUMULATE, True, BLOCK)
+        _copy_block(source, target, start, most, SOURCE, TARGET, True, BLOCK)
     for start in range(most, length, BLOCK // NARROW):
-        _copy_block(
-            source, target, start, length, SOURCE, TARGET, ACCUMULATE, False, BLOCK // NARROW
-        )
+        _copy_block(source, target, start, length, SOURCE, TARGET, False, BLOCK // NARROW)
 
 
 @triton.jit
@@ -99,26 +96,26 @@ def _load_wide(source, at, most, SOURCE: tl.constexpr):
 @triton.jit
 def _store_wide(
     value, target, at, most,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
     if SOURCE != TARGET:
-        value = narrow(widen(value, SOURCE, ACCUMULATE), TARGET)
+        value = narrow(widen(value, SOURCE, tl.float32), TARGET)
     tl.store(pointer(target, TARGET, True) + at, value, mask=at < most)
 
 
 @triton.jit
 def _copy_tail(
     source, target, most, length,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     for start in range(most, length, BLOCK):
-        _copy_block(source, target, start, length, SOURCE, TARGET, ACCUMULATE, False, BLOCK)
+        _copy_block(source, target, start, length, SOURCE, TARGET, False, BLOCK)
 
 
 @triton.jit
 def copy_four(
     sources, targets, lengths, aligned,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copies up to four pieces of different peers with their loads in flight together; each argument has four entries.
 
@@ -135,15 +132,15 @@ def copy_four(
         value1 = _load_wide(sources[1], at, most1, SOURCE)
         value2 = _load_wide(sources[2], at, most2, SOURCE)
         value3 = _load_wide(sources[3], at, most3, SOURCE)
-        _store_wide(value0, targets[0], at, most0, SOURCE, TARGET, ACCUMULATE)
-        _store_wide(value1, targets[1], at, most1, SOURCE, TARGET, ACCUMULATE)
-        _store_wide(value2, targets[2], at, most2, SOURCE, TARGET, ACCUMULATE)
-        _store_wide(value3, targets[3], at, most3, SOURCE, TARGET, ACCUMULATE)
+        _store_wide(value0, targets[0], at, most0, SOURCE, TARGET)
+        _store_wide(value1, targets[1], at, most1, SOURCE, TARGET)
+        _store_wide(value2, targets[2], at, most2, SOURCE, TARGET)
+        _store_wide(value3, targets[3], at, most3, SOURCE, TARGET)
     tail: tl.constexpr = BLOCK // NARROW
-    _copy_tail(sources[0], targets[0], most0, lengths[0], SOURCE, TARGET, ACCUMULATE, tail)
-    _copy_tail(sources[1], targets[1], most1, lengths[1], SOURCE, TARGET, ACCUMULATE, tail)
-    _copy_tail(sources[2], targets[2], most2, lengths[2], SOURCE, TARGET, ACCUMULATE, tail)
-    _copy_tail(sources[3], targets[3], most3, lengths[3], SOURCE, TARGET, ACCUMULATE, tail)
+    _copy_tail(sources[0], targets[0], most0, lengths[0], SOURCE, TARGET, tail)
+    _copy_tail(sources[1], targets[1], most1, lengths[1], SOURCE, TARGET, tail)
+    _copy_tail(sources[2], targets[2], most2, lengths[2], SOURCE, TARGET, tail)
+    _copy_tail(sources[3], targets[3], most3, lengths[3], SOURCE, TARGET, tail)
 
 
 @triton.jit
@@ -159,56 +156,50 @@ def _load_of(addresses, peer, world, offset, at, there, WIRE: tl.constexpr, WIDE
 
 @triton.jit
 def _reduce_block(
-    addresses, world, offset, start, length, op, scale, average, shared, out,
-    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    addresses, world, offset, start, length, scale, average, shared, out,
+    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
     zero = tl.zeros([], tl.int32)
-    value = widen(_load_of(addresses, zero, world, offset, at, there, WIRE, WIDE), WIRE, ACCUMULATE)
+    value = widen(_load_of(addresses, zero, world, offset, at, there, WIRE, WIDE), WIRE, tl.float32)
     for first in range(1, world, GROUP):
         one = _load_of(addresses, first, world, offset, at, there, WIRE, WIDE)
         two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, WIDE)
         three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, WIDE)
         four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, WIDE)
-        value = combine_group(
-            value,
-            widen(one, WIRE, ACCUMULATE),
-            widen(two, WIRE, ACCUMULATE),
-            widen(three, WIRE, ACCUMULATE),
-            widen(four, WIRE, ACCUMULATE),
-            world - first,
-            op,
-        )
+        value += widen(one, WIRE, tl.float32)
+        value = tl.where(first + 1 < world, value + widen(two, WIRE, tl.float32), value)
+        value = tl.where(first + 2 < world, value + widen(three, WIRE, tl.float32), value)
+        value = tl.where(first + 3 < world, value + widen(four, WIRE, tl.float32), value)
     result = narrow(finish(value, scale, average), WIRE)
     if SHARE:
         tl.store(pointer(shared, WIRE, WIDE) + at, result, mask=there)
     if WIRE != MESSAGE:
-        result = narrow(widen(result, WIRE, ACCUMULATE), MESSAGE)
+        result = narrow(widen(result, WIRE, tl.float32), MESSAGE)
     tl.store(pointer(out, MESSAGE, WIDE) + at, result, mask=there)
 
 
 @triton.jit
 def reduce_piece(
-    addresses, world, offset, length, aligned, op, scale, average, shared, out,
-    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    addresses, world, offset, length, aligned, scale, average, shared, out,
+    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Reduces `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
+    """Sums `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
 
     `addresses` points to one address per rank; that rank's piece, of dtype WIRE, begins `offset` bytes after it. The
-    result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is an ACCUMULATE
+    result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is a float32
     scalar, `average` a float64 scalar. `aligned`: all pieces, `shared` and `out` are at multiples of 16 bytes.
     """
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):
         _reduce_block(
-            addresses, world, offset, start, most, op, scale, average, shared, out,
-            SHARE, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+            addresses, world, offset, start, most, scale, average, shared, out,
+            SHARE, WIRE, MESSAGE, True, BLOCK,
         )  # fmt: skip
     for start in range(most, length, BLOCK // NARROW):
         _reduce_block(
-            addresses, world, offset, start, length, op, scale, average, shared, out,
-            SHARE, WIRE, MESSAGE, ACCUMULATE, False, BLOCK // NARROW,
+            addresses, world, offset, start, length, scale, average, shared, out,
+            SHARE, WIRE, MESSAGE, False, BLOCK // NARROW,
         )  # fmt: skip

@@ -6,9 +6,10 @@ import struct
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype
+from fastcoll.kernels._dtypes import ELEMENT
 
 __all__ = ["BLOCK", "block_configuration", "double_bits"]
 
@@ -42,7 +43,7 @@ def block_configuration(
         constexprs={
             "INPUT": ELEMENT[input_dtype],
             "OUTPUT": ELEMENT[output_dtype],
-            "ACCUMULATE": ELEMENT[accumulate_dtype(input_dtype)],
+            "ACCUMULATE": tl.float64 if input_dtype == torch.float64 else tl.float32,
             "BLOCK": BLOCK,
             "NARROW": _NARROW,
         },

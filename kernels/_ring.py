@@ -1,9 +1,9 @@
 """Ring all-reduce, reduce-scatter and all-gather: every rank sends to its right neighbour only.
 
-Formula: out[i] = scale * (x_{q+1}[i] op x_{q+2}[i] op ... op x_q[i]) for the elements of chunk q, indices modulo n.
+Formula: out[i] = scale * (x_{q+1}[i] + x_{q+2}[i] + ... + x_q[i]) for the elements of chunk q, indices modulo n.
 Each chunk is summed in the order of its path round the ring, which differs from chunk to chunk. So the bits are equal
-on all ranks and from run to run, but differ from those of one_shot. Between ranks a partial result has the accumulate
-dtype, so the result is rounded once.
+on all ranks and from run to run, but differ from those of one_shot. Between ranks a partial sum is float32, so the
+result is rounded once.
 
 Phases: steps 0 to n - 1 reduce; step n - 1 completes the chunk, scales and rounds it; steps n - 1 to 2 n - 2 gather.
 In step s rank r handles chunk (r - s - 1) mod n. It takes a segment from its slot, which the left neighbour has
@@ -26,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import averager, combine, factor_of, finish
+from fastcoll.kernels._arithmetic import averager, factor_of, finish
 from fastcoll.kernels._dtypes import narrow, widen
 from fastcoll.kernels._exchange import begin, end, table_at
 from fastcoll.kernels._pieces import NARROW, as_mask, pointer, whole
@@ -50,35 +50,34 @@ __all__ = ["ring_kernel"]
 
 @triton.jit
 def _block(
-    message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
-    PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    message, incoming, outgoing, out, start, length, receives, sends, scale, average,
+    PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
     message = pointer(message, MESSAGE, WIDE)
     out = pointer(out, MESSAGE, WIDE)
-    incoming = pointer(incoming, ACCUMULATE if PHASE < 2 else WIRE, WIDE)
-    outgoing = pointer(outgoing, ACCUMULATE if PHASE == 0 else WIRE, WIDE)
+    incoming = pointer(incoming, tl.float32 if PHASE < 2 else WIRE, WIDE)
+    outgoing = pointer(outgoing, tl.float32 if PHASE == 0 else WIRE, WIDE)
     if PHASE == 0:
-        value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
+        value = widen(tl.load(message + at, mask=there), MESSAGE, tl.float32)
         if receives:
-            value = combine(tl.load(incoming + at, mask=there, cache_modifier=".cg"), value, op)
+            value = tl.load(incoming + at, mask=there, cache_modifier=".cg") + value
         tl.store(outgoing + at, value, mask=there)
     elif PHASE == 1:
-        value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
+        value = widen(tl.load(message + at, mask=there), MESSAGE, tl.float32)
         if receives:
-            value = combine(tl.load(incoming + at, mask=there, cache_modifier=".cg"), value, op)
+            value = tl.load(incoming + at, mask=there, cache_modifier=".cg") + value
         result = narrow(finish(value, scale, average), WIRE)
         tl.store(outgoing + at, result, mask=as_mask(there & sends))
-        tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
+        tl.store(out + at, narrow(widen(result, WIRE, tl.float32), MESSAGE), mask=there)
     elif PHASE == 2:
         result = tl.load(incoming + at, mask=there, cache_modifier=".cg")
         tl.store(outgoing + at, result, mask=as_mask(there & sends))
         if WIRE == MESSAGE:
             tl.store(out + at, result, mask=there)
         else:
-            tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
+            tl.store(out + at, narrow(widen(result, WIRE, tl.float32), MESSAGE), mask=there)
     else:
         result = tl.load(message + at, mask=there)
         tl.store(outgoing + at, result, mask=as_mask(there & sends))
@@ -87,25 +86,24 @@ def _block(
 
 @triton.jit
 def _segment(
-    message, incoming, outgoing, out, length, aligned, receives, sends, op, scale, average,
-    PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    message, incoming, outgoing, out, length, aligned, receives, sends, scale, average,
+    PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Processes one segment. PHASE 0 reduces, 1 reduces and finishes, 2 passes on, 3 begins to gather.
 
-    `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold ACCUMULATE while partial
-    results travel, else WIRE.
+    `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold float32 while partial sums
+    travel, else WIRE.
     """
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):
         _block(
-            message, incoming, outgoing, out, start, most, receives, sends, op, scale, average,
-            PHASE, MESSAGE, WIRE, ACCUMULATE, True, BLOCK,
+            message, incoming, outgoing, out, start, most, receives, sends, scale, average,
+            PHASE, MESSAGE, WIRE, True, BLOCK,
         )  # fmt: skip
     for start in range(most, length, BLOCK // NARROW):
         _block(
-            message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
-            PHASE, MESSAGE, WIRE, ACCUMULATE, False, BLOCK // NARROW,
+            message, incoming, outgoing, out, start, length, receives, sends, scale, average,
+            PHASE, MESSAGE, WIRE, False, BLOCK // NARROW,
         )  # fmt: skip
 
 
@@ -154,9 +152,8 @@ def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receiv
 @triton.jit
 def ring_kernel(
     source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
+    segment, slots, slot_bytes, first, last, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, REDUCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Steps `first` to `last` of one rank, a program per channel; see the head of the file."""
     channel = tl.program_id(0)
@@ -169,8 +166,8 @@ def ring_kernel(
     item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     count = count.to(tl.int64)
     chunk = chunk.to(tl.int64)
-    factor = factor_of(scale, ACCUMULATE if REDUCES else tl.float64)
-    average = averager(divisor, ACCUMULATE)
+    factor = factor_of(scale, tl.float32)
+    average = averager(divisor)
     left = (rank + world - 1) % world
     right = (rank + 1) % world
     of_channel = channel.to(tl.int64) * slots * slot_bytes
@@ -206,26 +203,22 @@ def ring_kernel(
                         if step < world - 1:
                             _segment(
                                 message, incoming, outgoing, result, length, aligned, receives, sends,
-                                op, factor, average,
-                                0, MESSAGE, WIRE, ACCUMULATE, BLOCK,
+                                factor, average, 0, MESSAGE, WIRE, BLOCK,
                             )  # fmt: skip
                         elif step == world - 1:
                             _segment(
                                 message, incoming, outgoing, result, length, aligned, receives, sends,
-                                op, factor, average,
-                                1, MESSAGE, WIRE, ACCUMULATE, BLOCK,
+                                factor, average, 1, MESSAGE, WIRE, BLOCK,
                             )  # fmt: skip
                     elif step == first:
                         _segment(
                             message, incoming, outgoing, result, length, aligned, receives, sends,
-                            op, factor, average,
-                            3, MESSAGE, WIRE, ACCUMULATE, BLOCK,
+                            factor, average, 3, MESSAGE, WIRE, BLOCK,
                         )  # fmt: skip
                     if step >= world:
                         _segment(
                             message, incoming, outgoing, result, length, aligned, receives, sends,
-                            op, factor, average,
-                            2, MESSAGE, WIRE, ACCUMULATE, BLOCK,
+                            factor, average, 2, MESSAGE, WIRE, BLOCK,
                         )  # fmt: skip
                     sent += sends.to(tl.int64)
                     received += receives.to(tl.int64)

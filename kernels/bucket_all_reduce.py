@@ -1,8 +1,8 @@
 """All-reduce of buckets in the peers' mapped memory, straight into the tensors: it includes unflatten.
 
-Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] op ... op bucket_{n-1}[offset[t] + i]), in fp32 (float64 in
-float64), in rank order, rounded once to the wire dtype; then cast without loss, if the tensors' dtype is wider.
-The bits are those of one_shot and two_shot.
+Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] + ... + bucket_{n-1}[offset[t] + i]), in fp32, in rank order,
+rounded once to the wire dtype; then cast without loss, if the tensors' dtype is wider. The bits are those of one_shot
+and two_shot.
 
 A bucket is cut into blocks of one tensor. Channel c handles blocks c, c + channels, c + 2 * channels, and so on.
 Rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it.
@@ -29,7 +29,7 @@ from torch import Tensor
 from fastcoll.buckets import BucketLayout, address_table
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, addressed
 from fastcoll.kernels._exchange import begin, end, meet, table_at
 from fastcoll.kernels._launch import kernel_on, prepared
 from fastcoll.kernels._peer_launch import (
@@ -88,9 +88,8 @@ def _peers_block(
 @triton.jit
 def bucket_kernel(
     block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
-    op, scale, divisor, spins,
-    WIRE: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    scale, divisor, spins,
+    WIRE: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, a program per channel; see the head of the file."""
     channel = tl.program_id(0)
@@ -99,8 +98,8 @@ def bucket_kernel(
     item: tl.constexpr = OUTPUT.primitive_bitwidth // 8
     size: tl.constexpr = WIRE.primitive_bitwidth // 8
     alive, number = begin(peers, world, rank, channel, 0)
-    factor = factor_of(scale, ACCUMULATE)
-    average = averager(divisor, ACCUMULATE)
+    factor = factor_of(scale, tl.float32)
+    average = averager(divisor)
     own = tl.load(buckets + rank)
     blocks = blocks.to(tl.int64)
     number += 1
@@ -115,8 +114,8 @@ def bucket_kernel(
             )
             wide = (((own + offset) | out) % 16 == 0).to(tl.int32)
             reduce_piece(
-                buckets, world, offset, length, wide, op, factor, average,
-                own + offset, out, True, WIRE, OUTPUT, ACCUMULATE, BLOCK,
+                buckets, world, offset, length, wide, factor, average,
+                own + offset, out, True, WIRE, OUTPUT, BLOCK,
             )  # fmt: skip
         turn += 1
         block += channels
@@ -146,7 +145,7 @@ def bucket_kernel(
                 (out0, out1, out2, out3),
                 (length0, length1, length2, length3),
                 (wide0, wide1, wide2, wide3),
-                WIRE, OUTPUT, ACCUMULATE, BLOCK,
+                WIRE, OUTPUT, BLOCK,
             )  # fmt: skip
             turn += 4
             block += 4 * channels
@@ -165,7 +164,6 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
         constexprs={
             "WIRE": ELEMENT[wire],
             "OUTPUT": ELEMENT[output],
-            "ACCUMULATE": ELEMENT[accumulate_dtype(output)],
             "BLOCK": block_of(output, wire),
             "PIECE": _PIECE,
         },
@@ -225,7 +223,7 @@ class BucketAllReduce:
 
         Args:
             tensors: The layout's tensors; each dense, none overlapping another, none in a bucket.
-            op: "sum", "avg", "min", "max" or "product".
+            op: "sum" or "avg".
             scale: Factor of the result, applied before rounding.
 
         Raises:

@@ -33,6 +33,8 @@ __all__ = ["Flatten", "Unflatten", "configurations", "flatten_kernel", "unflatte
 
 _Table = Mapping[tuple[torch.dtype, torch.dtype], Configuration]
 
+_PAIRS = (*PAIRS, (torch.float64, torch.float64))  # NCCL sums float64
+
 
 @triton.jit
 def move_block(
@@ -160,7 +162,7 @@ class Flatten(_Move):
         ValueError: Kernels cannot run on that device.
     """
 
-    table = _table("flatten", flatten_kernel, PAIRS)
+    table = _table("flatten", flatten_kernel, _PAIRS)
 
     def __init__(
         self,
@@ -198,7 +200,7 @@ class Unflatten(_Move):
         ValueError: Kernels cannot run on that device.
     """
 
-    table = _table("unflatten", unflatten_kernel, [(wire, dtype) for dtype, wire in PAIRS])
+    table = _table("unflatten", unflatten_kernel, [(wire, dtype) for dtype, wire in _PAIRS])
 
     def __init__(
         self,

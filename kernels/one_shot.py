@@ -1,8 +1,7 @@
 """One-shot all-reduce: every rank reads all ranks' messages and reduces them for itself.
 
-Formula: out[i] = scale * (x_0[i] op x_1[i] op ... op x_{n-1}[i]), in fp32 (float64 in float64), in rank order, rounded
-once to the wire dtype; then cast back without loss, if the message's dtype is wider. All ranks get the same bits, those
-of two_shot.
+Formula: out[i] = scale * (x_0[i] + x_1[i] + ... + x_{n-1}[i]), in fp32, in rank order, rounded once to the wire dtype;
+then cast back without loss, if the message's dtype is wider. All ranks get the same bits, those of two_shot.
 
 Bytes for a message of S bytes (wire W): reads S and writes W to stage it, reads (n - 1) W over the link and W locally,
 writes S.
@@ -30,9 +29,8 @@ __all__ = ["configurations", "prepare_all_reduce"]
 @triton.jit
 def one_shot_kernel(
     source, out, peers, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, a program per channel; see the head of the file."""
     channel = tl.program_id(0)
@@ -40,8 +38,8 @@ def one_shot_kernel(
     out = out.to(tl.int64)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
-    factor = factor_of(scale, ACCUMULATE)
-    average = averager(divisor, ACCUMULATE)
+    factor = factor_of(scale, tl.float32)
+    average = averager(divisor)
     count = count.to(tl.int64)
     piece = piece.to(tl.int64)
     item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
@@ -52,13 +50,13 @@ def one_shot_kernel(
         half = half_of(channel, number, stage_bytes)
         staging = stage_address(peers, world, rank) + half
         copy_piece(
-            source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+            source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK
         )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
             reduce_piece(
-                peers + world, world, half, length, aligned, op, factor, average,
-                staging, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                peers + world, world, half, length, aligned, factor, average,
+                staging, out + start * item, False, WIRE, MESSAGE, BLOCK,
             )  # fmt: skip
         start += channels.to(tl.int64) * piece
     end(peers, world, rank, channel, 0, number, alive)

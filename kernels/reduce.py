@@ -59,7 +59,7 @@ def reduce_kernel(
     offset = start * size
     target = output.to(tl.int64) + offset
     factor = factor_of(scale_bits, ACCUMULATE)
-    average = averager(divisor, ACCUMULATE)
+    average = averager(divisor)
     addresses = target
     for index in range(count):
         addresses |= tl.load(inputs + index)

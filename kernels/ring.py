@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS
 from fastcoll.kernels._peer_launch import (
     GRAIN,
     OPTIONS,
@@ -38,7 +38,7 @@ __all__ = [
 
 def _configuration(
     name: str,
-    dtypes: tuple[object, object, object],
+    dtypes: tuple[object, object],
     block: int,
     options: dict[str, object],
     reduces: bool = False,
@@ -49,7 +49,7 @@ def _configuration(
         kernel=ring_kernel,
         signature=signature_of(ring_kernel),
         constexprs={
-            **dict(zip(("MESSAGE", "WIRE", "ACCUMULATE"), dtypes, strict=True)),
+            **dict(zip(("MESSAGE", "WIRE"), dtypes, strict=True)),
             "REDUCES": reduces,
             "BLOCK": block,
         },
@@ -63,7 +63,7 @@ def _configuration(
 def _reducing_one(message: torch.dtype, wire: torch.dtype) -> Configuration:
     return _configuration(
         types_of(message, wire),
-        (ELEMENT[message], ELEMENT[wire], ELEMENT[accumulate_dtype(message)]),
+        (ELEMENT[message], ELEMENT[wire]),
         8192 // wire.itemsize,
         OPTIONS,
         reduces=True,
@@ -81,7 +81,7 @@ def _gathering() -> dict[int, Configuration]:
     return {
         size: _configuration(
             f"gather {size}-byte items",
-            (item, item, item),
+            (item, item),
             2048,
             {"maxnreg": REGISTERS},
             wide=size == 4,
@@ -108,7 +108,7 @@ def prepare_all_reduce(
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     The arguments are those of ``one_shot.prepare_all_reduce``. The wire dtype is that of results: partial results
-    travel in the accumulate dtype.
+    travel in float32.
 
     Raises:
         RuntimeError: The buffers are closed.
@@ -189,7 +189,7 @@ def _reduce(
     source, out = tensors
     op, scale, wire_dtype = call
     count, chunk, out_stride = geometry
-    segment, programs = _segments(peers, chunk, accumulate_dtype(source.dtype).itemsize, GRAIN)
+    segment, programs = _segments(peers, chunk, 4, GRAIN)
     return _packed(
         _reducing()[source.dtype, wire_dtype or source.dtype],
         tensors,
@@ -220,7 +220,7 @@ def _packed(
     programs: int,
     geometry: tuple[int, ...],
     steps: tuple[int, int],
-    numbers: tuple[int, int, int],
+    numbers: tuple[int, int],
     aligned: bool,
 ) -> C.Launch:
     slots = (peers.layout.slots, peers.layout.slot_bytes)

@@ -1,7 +1,7 @@
 """Two-shot all-reduce: every rank reduces its share of each piece, then fetches the other shares.
 
-Formula: that of one_shot, with the same bits: out[i] = scale * (x_0[i] op ... op x_{n-1}[i]), in fp32 (float64 in
-float64), in rank order, rounded once, by the rank that owns the share.
+Formula: that of one_shot, with the same bits: out[i] = scale * (x_0[i] + ... + x_{n-1}[i]), in fp32, in rank order,
+rounded once, by the rank that owns the share.
 
 Bytes for a message of S bytes (wire W): reads S and writes W to stage it; reduce: reads W / n of each rank, writes
 W / n to its staging and S / n; gather: reads W / n of each other rank, writes (n - 1) S / n. Over the link
@@ -48,9 +48,8 @@ def _share_of(
 @triton.jit
 def two_shot_kernel(
     source, out, peers, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, a program per channel; see the head of the file."""
     channel = tl.program_id(0)
@@ -58,8 +57,8 @@ def two_shot_kernel(
     out = out.to(tl.int64)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
-    factor = factor_of(scale, ACCUMULATE)
-    average = averager(divisor, ACCUMULATE)
+    factor = factor_of(scale, tl.float32)
+    average = averager(divisor)
     count = count.to(tl.int64)
     piece = piece.to(tl.int64)
     item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
@@ -71,7 +70,7 @@ def two_shot_kernel(
         half = half_of(channel, number, stage_bytes)
         staging = stage_address(peers, world, rank) + half
         copy_piece(
-            source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+            source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK
         )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         share = (length + world * GRAIN_ELEMENTS - 1) // (world * GRAIN_ELEMENTS) * GRAIN_ELEMENTS
@@ -79,9 +78,9 @@ def two_shot_kernel(
             first = rank * share
             own = tl.minimum(share, tl.maximum(length - first, 0))
             reduce_piece(
-                peers + world, world, half + first * size, own, aligned, op, factor, average,
+                peers + world, world, half + first * size, own, aligned, factor, average,
                 staging + first * size, out + (start + first) * item,
-                True, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                True, WIRE, MESSAGE, BLOCK,
             )  # fmt: skip
             alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
         if alive:
@@ -104,7 +103,7 @@ def two_shot_kernel(
                     (target0, target1, target2, target3),
                     (length0, length1, length2, length3),
                     (aligned, aligned, aligned, aligned),
-                    WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                    WIRE, MESSAGE, BLOCK,
                 )  # fmt: skip
         start += channels.to(tl.int64) * piece
     end(peers, world, rank, channel, 0, number, alive)

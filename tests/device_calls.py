@@ -3,9 +3,6 @@
 import torch
 import torch.distributed as dist
 
-OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
-"""Names of torch's operations in the kernels and their oracle."""
-
 
 def all_reduce(tensors, op=dist.ReduceOp.SUM, group=None, async_op=False, **options):
     """Makes one call of the group's backend, with a tensor or a list; for the options see ``all_reduce_list`` in C."""

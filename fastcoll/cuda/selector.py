@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from fastcoll.cuda.algorithms import ALGORITHMS, Algorithm, Call, Topology
-from fastcoll.cuda.algorithms.call import FLOATS
+from fastcoll.cuda.algorithms.call import COPIED
 from fastcoll.cuda.algorithms.launches import bucket_elements
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
@@ -78,7 +78,7 @@ def fuses(
     A narrower wire copies each tensor in any case, except in the ring. Else they must be many and small. One rank then
     gains nothing by it; but if an algorithm is forced, one rank takes the same path as several.
     """
-    if not topology.kernels or call.dtype not in FLOATS:
+    if not topology.kernels or call.dtype not in COPIED:
         return False
     if call.wire is not None and algorithm != "ring":
         return True

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fastcoll._group_backend import all_gather_flat
 from fastcoll.buckets import used_here
 
 __all__ = ["GradientStatistics"]
@@ -119,7 +120,9 @@ class GradientStatistics:
                 "backward() on the model before, outside of no_sync()."
             )
         if self._total is None:
-            total = torch.stack([used_here(square).reshape(()) for square in self._squares]).sum()
-            dist.all_reduce(total, group=self.process_group)
-            self._total, self._squares = total, []
+            own = torch.stack([used_here(square).reshape(1) for square in self._squares]).sum(0)
+            # Not all-reduced: no kernel between ranks sums float64, and FASTCOLL_ALGO may ask for one.
+            every = own.new_empty(dist.get_world_size(self.process_group))
+            all_gather_flat(every, own, group=self.process_group)
+            self._total, self._squares = every.sum(), []
         return self._total

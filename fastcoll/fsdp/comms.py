@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from fastcoll._group_backend import cpu_backend
+from fastcoll._group_backend import all_gather_flat, cpu_backend
 from fastcoll.fsdp.staging import Staging
 
 __all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter", "apply"]
@@ -20,8 +20,7 @@ SHARD_WIRES = (torch.bfloat16, torch.float16)
 
 _Call = Callable[..., dist.Work | None]
 
-# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
-_all_gather: _Call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# The name since torch 2.13; 2.11 and 2.12 have the old one only.
 _reduce_scatter: _Call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -53,7 +52,7 @@ class FusedAllGather(_Staged, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gathers the [n] of each rank into [ranks * n]."""
-        return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return all_gather_flat(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class FusedReduceScatter(_Staged, ReduceScatter):

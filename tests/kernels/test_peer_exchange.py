@@ -16,11 +16,10 @@ PAIRS = [
     (torch.float32, None),
     (torch.float16, None),
     (torch.bfloat16, None),
-    (torch.float64, None),
     (torch.float32, torch.bfloat16),
     (torch.float32, torch.float16),
 ]
-OPS = ["sum", "avg", "min", "max", "product"]
+OPS = ["sum", "avg"]
 KINDS = [
     ("all_reduce", "one_shot"),
     ("all_reduce", "two_shot"),
@@ -34,7 +33,7 @@ def any_case(choose: random.Random, in_place: bool = True) -> Case:
     collective, algorithm = choose.choice(KINDS)
     dtype, wire = choose.choice(PAIRS)
     if collective == "all_gather":
-        dtype, wire = choose.choice([dtype, torch.uint8, torch.int64]), None
+        dtype, wire = choose.choice([dtype, torch.uint8, torch.int64, torch.float64]), None
     count = choose.choice([choose.randrange(40), choose.randrange(1200)])
     return Case(
         collective,
@@ -77,7 +76,7 @@ def test_any_calls_in_any_order_on_the_same_buffers(
     [3, pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)],
 )
 @on_ranks(world="interpreted", init=False)
-def test_every_type_and_operation(size: int) -> None:
+def test_every_type(size: int) -> None:
     kinds = [kind for kind in KINDS if kind[0] != "all_gather"]
     cases = [
         Case(

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["FLOATS", "OPS", "Call", "Topology"]
+__all__ = ["COPIED", "SUMMED", "Call", "Topology", "refuse_sum"]
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Dtypes that the kernels reduce."""
+SUMMED = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes that the kernels sum."""
 
-OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
-"""Reductions that the kernels have."""
+COPIED = (*SUMMED, torch.float64)
+"""Dtypes that the kernels copy between a list and its bucket, and scale."""
+
+_WIRES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16))
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,9 @@ class Call:
         return len(self.sizes) == 1 and self.scale == 1.0
 
     def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
+        name = _name(self.dtype)
         what = f"{len(self.sizes)} tensors of {name}" if self.is_list else f"a tensor of {name}"
-        wire = "" if self.wire is None else f" over {str(self.wire).removeprefix('torch.')}"
+        wire = "" if self.wire is None else f" over {_name(self.wire)}"
         factor = "" if self.scale == 1.0 else f", times {self.scale}"
         how = self.op if self.collective == "all_reduce" else f"{self.collective} {self.op}".strip()
         return f"{how} of {what}[{self.elements}]{wire}{factor}"
@@ -88,3 +90,18 @@ class Topology:
     peers: bool = False
     bucket_bytes: int = 0
     reason: str = ""
+
+
+def refuse_sum(call: Call) -> str:
+    """Returns why no kernel sums the tensors of a call, or ""."""
+    if call.op not in ("SUM", "AVG"):
+        return f"the kernels have SUM and AVG, not {call.op}"
+    if call.dtype not in SUMMED:
+        return f"the kernels add {', '.join(map(_name, SUMMED))}, not {_name(call.dtype)}"
+    if call.wire is not None and (call.dtype, call.wire) not in _WIRES:
+        return f"no kernel takes {_name(call.dtype)} over {_name(call.wire)}"
+    return ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

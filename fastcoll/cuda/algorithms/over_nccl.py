@@ -19,10 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from fastcoll._load import C
-from fastcoll.cuda.algorithms.call import FLOATS, OPS, Call, Topology
+from fastcoll.cuda.algorithms.call import COPIED, Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     Piece,
     PlanContext,
@@ -36,11 +34,7 @@ from fastcoll.cuda.algorithms.launches import (
 __all__ = ["prepare_all_to_all", "prepare_nccl", "refuse_all_to_all", "refuse_nccl"]
 
 _GRAIN = 16  # elements: shares begin at multiples of 16 bytes in every dtype
-_WIRES = {
-    torch.float32: (torch.float32, torch.bfloat16, torch.float16),
-    torch.bfloat16: (torch.bfloat16,),
-    torch.float16: (torch.float16,),
-}
+_OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")  # of a bucket: PREMUL_SUM has a factor of its own
 
 
 def refuse_nccl(call: Call, topology: Topology) -> str:
@@ -51,9 +45,9 @@ def refuse_nccl(call: Call, topology: Topology) -> str:
         return ""
     if not topology.kernels:
         return "the kernels that fuse tensors need Triton on all ranks"
-    if call.dtype not in FLOATS:
+    if call.dtype not in COPIED:
         return f"no kernel fuses tensors of {call.dtype}"
-    if call.op not in OPS:
+    if call.op not in _OPS:
         return f"no bucket is reduced by {call.op}"
     return ""
 
@@ -77,11 +71,7 @@ def refuse_all_to_all(call: Call, topology: Topology) -> str:
     """Returns why all_to_all cannot serve a call, or ""."""
     if not topology.kernels:
         return "the kernels need Triton on all ranks"
-    if call.op not in ("SUM", "AVG"):
-        return f"its sums are SUM and AVG, not {call.op}"
-    if call.wire_dtype not in _WIRES.get(call.dtype, ()):
-        return f"it takes float32, bfloat16 and float16, not {call.dtype} over {call.wire_dtype}"
-    return ""
+    return refuse_sum(call)
 
 
 def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:

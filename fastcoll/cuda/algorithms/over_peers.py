@@ -17,8 +17,8 @@ two_shot: a rank reduces its share, then fetches the others, by the kernel of fa
 
 ring: the chunked ring of fastcoll.kernels.ring, through slots of the right neighbour.
     Phases: n - 1 hops for partial sums, then n - 1 hops for results, in a pipeline of segments.
-    Partial sums travel in the accumulate dtype, so there is one rounding; their order differs from chunk to chunk.
-    Bytes: (n - 1) / n of the message in the accumulate dtype and as much in the wire dtype. Steps: 2 (n - 1).
+    Partial sums travel in float32, so there is one rounding; their order differs from chunk to chunk.
+    Bytes: (n - 1) / n of the message in float32 and as much in the wire dtype. Steps: 2 (n - 1).
     Reduce-scatter is the first phase only, all-gather the second.
     Launches: 1; 3 for a list, which goes through a bucket.
     Chosen if each rank has a fast link to its neighbours only; for reduce-scatter and all-gather only if forced.
@@ -28,10 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from fastcoll._load import C
-from fastcoll.cuda.algorithms.call import FLOATS, OPS, Call, Topology
+from fastcoll.cuda.algorithms.call import Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     Piece,
     PlanContext,
@@ -50,8 +48,6 @@ __all__ = [
     "refuse_shot",
 ]
 
-_WIRES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16))
-
 
 def refuse_peers(call: Call, topology: Topology) -> str:
     """Returns why no algorithm over the peers' memory can serve a call, or ""."""
@@ -59,13 +55,7 @@ def refuse_peers(call: Call, topology: Topology) -> str:
         return f"the ranks map no memory of each other: {topology.reason}"
     if call.collective == "all_gather":  # only moves bytes
         return ""
-    if call.op not in OPS:
-        return f"the kernels have {', '.join(OPS)}, not {call.op}"
-    if call.dtype not in FLOATS:
-        return f"the kernels add {_names(FLOATS)}, not {_names([call.dtype])}"
-    if call.wire is not None and (call.dtype, call.wire) not in _WIRES:
-        return f"no kernel takes {_names([call.dtype])} over {_names([call.wire])}"
-    return ""
+    return refuse_sum(call)
 
 
 def refuse_shot(call: Call, topology: Topology) -> str:
@@ -158,7 +148,3 @@ def _shot(
     launch = reduce.prepare(outs, op=call.op.lower(), scale=call.scale)
     layout.read_here()
     return Prepared((copy_in(pieces, call.dtype, bucket, context), launch), tables=True)
-
-
-def _names(dtypes: Sequence[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
