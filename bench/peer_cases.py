@@ -52,7 +52,7 @@ _PREPARE = {
 }
 _DTYPES = (torch.float32, torch.bfloat16)
 _RESIDENT = 2  # programs on a multiprocessor, by their registers
-_SPINS = 2_000_000  # seconds
+_SECONDS = 2.0  # of a wait
 
 
 def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
@@ -104,7 +104,8 @@ def _buffers(ranks: int, layout: PeerLayout, device: torch.device) -> list[PeerB
     regions = space.view(ranks, layout.bytes)
     addresses = [region.data_ptr() for region in regions]
     return [
-        PeerBuffers(rank, region, addresses, layout, _SPINS) for rank, region in enumerate(regions)
+        PeerBuffers(rank, region, addresses, layout, _SECONDS)
+        for rank, region in enumerate(regions)
     ]
 
 

@@ -69,7 +69,7 @@ def stage_address(peers, world, rank):
 
 
 @triton.jit
-def meet(peers, world, rank, channel, KIND: tl.constexpr, STEP: tl.constexpr, number, spins):
+def meet(peers, world, rank, channel, KIND: tl.constexpr, STEP: tl.constexpr, number, limit):
     """Posts `number` to all ranks and waits for theirs.
 
     Returns:
@@ -78,7 +78,7 @@ def meet(peers, world, rank, channel, KIND: tl.constexpr, STEP: tl.constexpr, nu
     theirs, there = flags_at_peers(peers, world, channel, KIND, rank)
     post(theirs, there, number)
     mine, there = own_flags(peers, world, channel, KIND, rank)
-    missing = wait(mine, there, number, spins, peers, world, rank)
+    missing = wait(mine, there, number, limit, peers, world, rank, channel)
     if missing >= 0:
         absent = tl.zeros([], tl.int64)
         give_up(peers, world, rank, STEP, missing, channel, number, absent)

@@ -138,7 +138,7 @@ def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[.
             (
                 *(source.numel(), 0, stage),
                 *arithmetic(op, scale, peers),
-                *(peers.spins, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
+                *(peers.limit, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
             ),
             pieces=(5, block_of(source.dtype, wire), grain, staged, channels),
         )

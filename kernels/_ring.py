@@ -109,7 +109,7 @@ def _segment(
 
 @triton.jit
 def _wait_for_neighbours(
-    peers, world, rank, channel, left, right, filled, consumed, receives, sends, arrived, spins
+    peers, world, rank, channel, left, right, filled, consumed, receives, sends, arrived, limit
 ):
     """Waits until the left rank has filled `filled` segments and the right one consumed `consumed`, in one poll.
 
@@ -125,7 +125,8 @@ def _wait_for_neighbours(
     )
     there = as_mask(((lanes == 0) & receives) | ((lanes == 1) & sends))
     numbers = tl.where(lanes == 0, filled, consumed)
-    missing = wait(address.to(tl.pointer_type(tl.int64)), there, numbers, spins, peers, world, rank)
+    flags = address.to(tl.pointer_type(tl.int64))
+    missing = wait(flags, there, numbers, limit, peers, world, rank, channel)
     if missing >= 0:
         flags, all_there = own_flags(peers, world, channel, ARRIVED, rank)
         absent = absent_ranks(flags, all_there, arrived)
@@ -152,7 +153,7 @@ def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receiv
 @triton.jit
 def ring_kernel(
     source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, scale, divisor, spins, aligned,
+    segment, slots, slot_bytes, first, last, scale, divisor, limit, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, REDUCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Steps `first` to `last` of one rank, a program per channel; see the head of the file."""
@@ -192,7 +193,7 @@ def ring_kernel(
                 length = tl.minimum(tl.minimum(chunk, count - owner * chunk) - start, segment)
                 alive = _wait_for_neighbours(
                     peers, world, rank, channel, left, right, received + 1, sent + 1 - slots,
-                    receives, sends, arrived, spins,
+                    receives, sends, arrived, limit,
                 )  # fmt: skip
                 if alive:
                     incoming = own_slots + received % slots * slot_bytes

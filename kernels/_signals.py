@@ -20,14 +20,16 @@ loads keep their 128 bits; volatile loads would not.
 **Reading before a peer overwrites.** In the same way, loads are ordered before a later release of the same program:
 their values were stored or summed before the barrier. A peer that acquired that flag may overwrite the memory.
 
-**Timing out.** A wait polls at most `spins` times, fewer if the host ends it. Then the program records the peer and the
-step of the wait in the status word of its own rank. It does not touch peers' memory again, and ends. A later launch
-reads the status word and ends at once: after a fault the buffers are unusable.
+**Timing out.** A wait lasts `limit` nanoseconds of the device's clock, less if the host ends it. Then the program
+records the peer and the step of the wait in the status word of its own rank. It does not touch peers' memory again, and
+ends. A later launch reads the status word and ends at once: after a fault the buffers are unusable.
 
 **The host.** It has two words in its own memory, which the device maps, so neither side needs the driver. A first word
-other than 0 ends waits; the second one gets a copy of the status. A wait reads the first word every POLLS_PER_LOOK
-polls, volatile. Each thread reads for itself, and the values may differ. So one thread merges its value into a word on
-the device (a scalar atomic maximum), whose result is the same for all threads.
+other than 0 ends waits; the second one gets a copy of the status.
+
+**One decision.** A wait reads the clock and the host's first word (volatile) every POLLS_PER_LOOK polls. Each thread
+reads for itself, and the values may differ. So one thread exchanges what it found with a word of the channel (a scalar
+atomic), whose result, what was found before, is the same for all threads.
 """
 
 from __future__ import annotations
@@ -59,6 +61,9 @@ LANES = tl.constexpr(32)
 
 POLLS_PER_LOOK = tl.constexpr(64)
 """Polls between two reads of the host's word, which is beyond PCIe: a read takes as long as some polls."""
+
+OVER = tl.constexpr(2)
+"""The word of a channel's state that tells all threads whether a wait is over; its counters are before it."""
 
 READY = tl.constexpr(0)
 REDUCED = tl.constexpr(1)
@@ -123,29 +128,31 @@ def _words_of(peers, world, rank):
 
 
 @triton.jit
-def _is_ended(peers, world, rank):
-    """Returns a value other than 0 if the host has ended all waits, the same for all threads of a program."""
-    ended = tl.zeros([], tl.int64)
+def _is_over(over, late, peers, world, rank):
+    """Returns what the look before found: a value other than 0 if the wait was late, or ended by the host.
+
+    The same for all threads of a program; `over` points to the channel's word.
+    """
+    found = late.to(tl.int64)
     words = _words_of(peers, world, rank)
     if words != 0:
-        over = tl.load(words.to(tl.pointer_type(tl.int64)), volatile=True)
-        state = state_of(peers, world, rank)
-        ended = tl.atomic_max(state + 1, over, sem="relaxed", scope="gpu")
-    return ended
+        found += tl.load(words.to(tl.pointer_type(tl.int64)), volatile=True)
+    return tl.atomic_xchg(over, found, sem="relaxed", scope="gpu")
 
 
 @triton.jit
-def wait(flags, there, number, spins, peers, world, rank):
-    """Waits until all flags hold at least `number` (one for all or one each), for at most `spins` polls.
+def wait(flags, there, number, limit, peers, world, rank, channel):
+    """Waits until all flags hold at least `number` (one for all or one each), for `limit` nanoseconds.
 
     Args:
         flags: Pointers to the flags.
         there: Which lanes have a flag.
         number: The number to wait for.
-        spins: Most polls.
+        limit: Nanoseconds until the wait times out.
         peers: Pointer to the table of ``PeerBuffers``.
         world: Number of ranks.
         rank: This rank.
+        channel: The program's channel.
 
     Returns:
         -1, or the first lane whose flag is behind; int32.
@@ -155,14 +162,18 @@ def wait(flags, there, number, spins, peers, world, rank):
     seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
     behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
     if behind < LANES:
-        polls = tl.zeros([], tl.int64)
+        began = tl.extra.cuda.globaltimer()
+        polls = tl.zeros([], tl.int32)
         ended = tl.zeros([], tl.int64)
-        while (behind < LANES) & (polls < spins) & (ended == 0):
+        over = state_of(peers, world, rank) + 16 * (1 + channel) + OVER
+        tl.atomic_xchg(over, ended, sem="relaxed", scope="gpu")
+        while (behind < LANES) & (ended == 0):
             seen = tl.atomic_add(flags, nothing, mask=there, sem="relaxed", scope="sys")
             behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
             polls += 1
             if polls % POLLS_PER_LOOK == 0:
-                ended = _is_ended(peers, world, rank)
+                late = tl.extra.cuda.globaltimer() - began >= limit
+                ended = _is_over(over, late, peers, world, rank)
         seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
         behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
     tl.debug_barrier()

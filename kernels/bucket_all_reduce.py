@@ -88,7 +88,7 @@ def _peers_block(
 @triton.jit
 def bucket_kernel(
     block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
-    scale, divisor, spins,
+    scale, divisor, limit,
     WIRE: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, a program per channel; see the head of the file."""
@@ -104,7 +104,7 @@ def bucket_kernel(
     blocks = blocks.to(tl.int64)
     number += 1
     if alive:
-        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+        alive = meet(peers, world, rank, channel, READY, 1, number, limit)
     turn = tl.zeros([], tl.int64)
     block = channel.to(tl.int64)
     while (block < blocks) & alive:
@@ -120,7 +120,7 @@ def bucket_kernel(
         turn += 1
         block += channels
     if alive:
-        alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
+        alive = meet(peers, world, rank, channel, REDUCED, 2, number, limit)
         turn = tl.zeros([], tl.int64)
         block = channel.to(tl.int64)
         while (block < blocks) & alive:
@@ -151,7 +151,7 @@ def bucket_kernel(
             block += 4 * channels
     if alive:
         number += 1
-        alive = meet(peers, world, rank, channel, READY, 3, number, spins)
+        alive = meet(peers, world, rank, channel, READY, 3, number, limit)
     end(peers, world, rank, channel, 0, number, alive)
 
 
@@ -237,7 +237,7 @@ class BucketAllReduce:
         arguments = (
             *(block_map, sizes, self._blocks, peers.table.data_ptr(), buckets, bucket_row),
             *(row.data_ptr(), peers.rank, peers.world_size, programs),
-            *(*arithmetic(op, scale, peers), peers.spins),
+            *(*arithmetic(op, scale, peers), peers.limit),
         )
         held = (self._tables, row, peers)
         return prepared(self._configuration, peers.device, programs, arguments, held, out_at=6)

@@ -29,7 +29,7 @@ __all__ = ["configurations", "prepare_all_reduce"]
 @triton.jit
 def one_shot_kernel(
     source, out, peers, rank, world, channels, count, piece, stage_bytes,
-    scale, divisor, spins, aligned,
+    scale, divisor, limit, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, a program per channel; see the head of the file."""
@@ -49,10 +49,8 @@ def one_shot_kernel(
         number += 1
         half = half_of(channel, number, stage_bytes)
         staging = stage_address(peers, world, rank) + half
-        copy_piece(
-            source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK
-        )
-        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+        copy_piece(source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK)
+        alive = meet(peers, world, rank, channel, READY, 1, number, limit)
         if alive:
             reduce_piece(
                 peers + world, world, half, length, aligned, factor, average,

@@ -108,8 +108,7 @@ class PeerBuffers:
         memory: This rank's own region: uint8, contiguous, on the device.
         table: int64 [5, world_size] on the device: addresses of the ranks' flags, staging, slots and state (a rank
             touches only its own state), and of `words`.
-        spins: Polls until a wait times out. On a GPU a poll takes about a microsecond. A new limit applies to launches
-            prepared from then on.
+        seconds: Until a wait times out. A new limit applies to launches prepared from then on.
         words: As given.
         closed: Whether ``close`` was called.
     """
@@ -120,7 +119,7 @@ class PeerBuffers:
         memory: torch.Tensor,
         addresses: Sequence[int],
         layout: PeerLayout,
-        spins: int = 30_000_000,
+        seconds: float = 30.0,
         words: torch.Tensor | None = None,
     ) -> None:
         """Describes regions that are mapped already and zero.
@@ -130,7 +129,7 @@ class PeerBuffers:
             memory: This rank's own region; uint8 [at least layout.bytes].
             addresses: Address of each rank's region as this rank's device sees it, in rank order.
             layout: Layout of the regions; the same on all ranks.
-            spins: Polls until a wait times out.
+            seconds: Until a wait times out.
             words: int64 [2] on the host, zero, where the device can read and write it (pinned). A first word other
                 than 0 ends all waits; the second word gets the status of a kernel whose wait failed.
 
@@ -155,7 +154,7 @@ class PeerBuffers:
         self.world_size = world_size
         self.layout = layout
         self.memory = memory
-        self.spins = spins
+        self.seconds = seconds
         self.closed = False
         self.words = words
         offsets = (layout.flags_at, layout.staging_at, layout.slots_at, 0)
@@ -167,6 +166,11 @@ class PeerBuffers:
     def device(self) -> torch.device:
         """The device of the regions."""
         return self.memory.device
+
+    @property
+    def limit(self) -> int:
+        """Nanoseconds until a wait times out."""
+        return min(int(self.seconds * 1e9), (1 << 63) - 1)
 
     @property
     def state(self) -> torch.Tensor:
@@ -189,30 +193,13 @@ class PeerBuffers:
         hint = f" Not launched at all on rank {missing}." if absent else ""
         raise PeerFault(
             f"fastcoll.kernels [rank {self.rank}/{self.world_size}, channel {channel}, number {number}]: expected "
-            f"rank {peer} {_STEPS.get(step, f'to do step {step}')} within {self.spins} polls, got no sign of it."
+            f"rank {peer} {_STEPS.get(step, f'to do step {step}')} within {self.seconds:g} s, got no sign of it."
             f"{hint} Find out why that rank is late.",
             self.rank,
             peer,
             step,
             absent,
         )
-
-    def end_waits(self) -> None:
-        """Ends all waits of this rank's launches, present and future.
-
-        Raises:
-            RuntimeError: There are no `words`.
-        """
-        if self.words is None:
-            raise RuntimeError(
-                "fastcoll.kernels: expected buffers with words on the host, got none. Pass words to PeerBuffers."
-            )
-        self.words[0] = 1
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether ``end_waits`` was called."""
-        return self.words is not None and bool(self.words[0])
 
     def close(self) -> None:
         """Refuses to prepare launches on these buffers. Drop those that exist before the peers' memory is unmapped."""

@@ -224,5 +224,5 @@ def _packed(
     aligned: bool,
 ) -> C.Launch:
     slots = (peers.layout.slots, peers.layout.slot_bytes)
-    arguments = (*geometry, *slots, *steps, *numbers, peers.spins, int(aligned))
+    arguments = (*geometry, *slots, *steps, *numbers, peers.limit, int(aligned))
     return pack(configuration, peers, programs, tensors, arguments)

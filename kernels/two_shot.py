@@ -48,7 +48,7 @@ def _share_of(
 @triton.jit
 def two_shot_kernel(
     source, out, peers, rank, world, channels, count, piece, stage_bytes,
-    scale, divisor, spins, aligned,
+    scale, divisor, limit, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, a program per channel; see the head of the file."""
@@ -69,10 +69,8 @@ def two_shot_kernel(
         number += 1
         half = half_of(channel, number, stage_bytes)
         staging = stage_address(peers, world, rank) + half
-        copy_piece(
-            source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK
-        )
-        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+        copy_piece(source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK)
+        alive = meet(peers, world, rank, channel, READY, 1, number, limit)
         share = (length + world * GRAIN_ELEMENTS - 1) // (world * GRAIN_ELEMENTS) * GRAIN_ELEMENTS
         if alive:
             first = rank * share
@@ -82,7 +80,7 @@ def two_shot_kernel(
                 staging + first * size, out + (start + first) * item,
                 True, WIRE, MESSAGE, BLOCK,
             )  # fmt: skip
-            alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
+            alive = meet(peers, world, rank, channel, REDUCED, 2, number, limit)
         if alive:
             here = out + start * item
             for step in range(1, world, 4):

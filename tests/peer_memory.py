@@ -26,14 +26,12 @@ class SharedFiles:
     """Memory of files, in place of fastcoll.cuda.mapping's ``TorchSymmetricMemory``.
 
     Attributes:
-        polls_per_second: How often a wait polls a flag, for the engine.
         refuses: Steps that fail on this rank: "atomics", "allocate", "map", "missing"; "hangs": the mapping, as
             long as this is set.
         on_host: A text that is equal on ranks of the same host.
         identity: Id of this rank's device; "" if ranks may share one.
     """
 
-    polls_per_second: int = 100_000
     refuses: Set[str] = frozenset()
     on_host: str = "one host"
     identity: str = ""

@@ -27,15 +27,7 @@ class TorchSymmetricMemory:
 
     TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which torch reads too, allows several ranks on one device. The device
     then runs the processes in time slices, so a step takes milliseconds.
-
-    Attributes:
-        polls_per_second: How often a waiting kernel polls a flag, at most.
     """
-
-    # A poll is an atomic operation on own memory. It takes a GPU more than 100 ns, and polls follow each other.
-    # If the number is too small, a wait ends before the group's timeout; if too large, only after the watchdog has
-    # reported. tests/kernels/test_peer_streams.py compares it with a GPU.
-    polls_per_second = 10_000_000
 
     def host(self) -> str:
         """Returns a text that is equal on ranks that can map each other's memory.

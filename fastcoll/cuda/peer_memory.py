@@ -21,7 +21,6 @@ class PeerMemory:
         memory: This rank's region; keeps the peers' regions mapped.
         addresses: Addresses of all ranks' regions.
         bucket_at: Offset of the bucket in a region, in bytes.
-        polls_per_second: How often a wait polls, at most.
         share: The programs that the launches may have.
         unmap: Frees `memory`.
 
@@ -36,11 +35,9 @@ class PeerMemory:
         memory: Tensor,
         addresses: Sequence[int],
         bucket_at: int,
-        polls_per_second: int,
         share: Share,
         unmap: Callable[[Tensor], None],
     ) -> None:
-        self._polls_per_second = polls_per_second
         self._share = share
         self._unmap = unmap
         self.buffers = buffers
@@ -62,14 +59,12 @@ class PeerMemory:
             )
         return self._bucket[:size].view(dtype)
 
-    @staticmethod
-    def polls_in(seconds: float, polls_per_second: int) -> int:
-        """Returns how many polls take at least `seconds`."""
-        return max(1, min(int(seconds * polls_per_second), (1 << 63) - 1))
+    def limit_waits(self, timeout: float) -> None:
+        """Sets the wait limit of launches prepared from now on: later than the group's timeout, in seconds.
 
-    def limit_waits(self, seconds: float) -> None:
-        """Sets the wait limit of launches prepared from now on."""
-        self.buffers.spins = self.polls_in(seconds, self._polls_per_second)
+        The watchdog ends a wait at the timeout, with a better error.
+        """
+        self.buffers.seconds = 2 * timeout
 
     def close(self) -> None:
         """Refuses to prepare launches; call it when no launch is running and none that exists will run."""

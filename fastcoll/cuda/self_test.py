@@ -7,7 +7,6 @@ a group's first call on a device; if one rank fails, all ranks use NCCL.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -119,47 +118,34 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
     return launches
 
 
-def require_peers(peers: PeerMemory, seconds: float) -> None:
+def require_peers(peers: PeerMemory) -> None:
     """Runs each kernel between the ranks once; all ranks call it. Launches on the current stream, and waits for it.
 
     After a failure this rank still launches the remaining kernels, because its peers wait for them.
 
     Args:
         peers: The peer-mapped memory; after an error launch nothing more on it.
-        seconds: After this time no kernel of this rank waits for its peers.
 
     Raises:
         PeerFault: A rank has not launched the same kernel in time.
         RuntimeError: A bit is wrong.
-        TimeoutError: The kernels have not ended in time.
         Exception: Any error of a launch.
     """
     buffers = peers.buffers
     everyone = [numbers(rank, _COUNT) for rank in range(buffers.world_size)]
     total = torch.stack(everyone).sum(0)
     errors: list[Exception] = []
-    launches = prepare_peers(peers)
-    timer = threading.Timer(
-        seconds, buffers.end_waits
-    )  # polls are no clock: their number is computed for a faster device
-    timer.start()
-    try:
-        for launch in launches:
-            try:
-                for step in launch.steps:
-                    step()
-                got = launch.out.cpu()  # waits for it
-                buffers.check()
-                _require_equal(launch.kernel, got, total[: got.numel()])
-            except Exception as error:
-                errors.append(error)
-    finally:
-        timer.cancel()
-        timer.join()
+    for launch in prepare_peers(peers):
+        try:
+            for step in launch.steps:
+                step()
+            got = launch.out.cpu()  # waits for it
+            buffers.check()
+            _require_equal(launch.kernel, got, total[: got.numel()])
+        except Exception as error:
+            errors.append(error)
     if errors:
         raise errors[0]
-    if buffers.has_ended:
-        raise TimeoutError(f"the kernels between the ranks have not ended within {seconds:g} s")
 
 
 def _require_equal(kernel: str, got: Tensor, wanted: Tensor) -> None:

@@ -355,12 +355,11 @@ def _map_regions(
     def map_all() -> PeerMemory:
         name = f"fastcoll/{member.group}/{instance}"
         addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
-        polls = mapper.polls_per_second
         with mapper.apart(where):
             words = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=where.type == "cuda")
-            spins = PeerMemory.polls_in(patience, polls)
-            buffers = PeerBuffers(member.rank, memory, addresses, layout, spins, words)
-            return PeerMemory(buffers, memory, addresses, bucket_at, polls, share, mapper.free)
+            seconds = min(patience / 2, _TEST_WAIT)
+            buffers = PeerBuffers(member.rank, memory, addresses, layout, seconds, words)
+            return PeerMemory(buffers, memory, addresses, bucket_at, share, mapper.free)
 
     peers = ballot.together("mapped", map_all, patience)
 
@@ -370,7 +369,7 @@ def _map_regions(
 
     def run_all() -> None:
         with mapper.apart(where):
-            require_peers(peers, min(patience / 2, _TEST_WAIT))
+            require_peers(peers)
 
     try:
         ballot.together("compiled", compile_all, patience)

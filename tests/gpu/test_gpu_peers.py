@@ -218,7 +218,7 @@ def test_a_rank_that_never_arrives_on_peers():
 
 @on_ranks(2, world="gpu_peer_world", fresh=True)
 def test_a_kernel_that_waits_when_its_group_is_destroyed():
-    """The kernel ends soon, and with it what waits for the device: not at its own limit of polls."""
+    """The kernel ends soon, and with it what waits for the device: not at its own limit."""
     group = forced_group("two_shot", timeout=timedelta(seconds=60))
     x = torch.ones(3000, device=DEVICE)
     dist.all_reduce(x, group=group)

@@ -15,11 +15,11 @@ import kernel_oracle
 import torch
 from world import here
 
-SPINS = 100_000
-"""Polls before a wait gives up: more than a minute of the interpreter."""
+SECONDS = 90.0
+"""Until a wait of the interpreter times out."""
 
-DEVICE_SPINS = 4_000_000
-"""The same of a GPU: seconds."""
+DEVICE_SECONDS = 5.0
+"""The same of a GPU."""
 
 _GUARD = 5
 
@@ -60,12 +60,12 @@ def mapped(name: str, size: int) -> list[torch.Tensor]:
     return [torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8) for path in paths]
 
 
-def open_buffers(*layout: int, spins: int = SPINS, words: torch.Tensor | None = None) -> Any:
+def open_buffers(*layout: int, seconds: float = SECONDS, words: torch.Tensor | None = None) -> Any:
     """Returns this rank's PeerBuffers over memory that all ranks map, and interprets from then on.
 
     Args:
         layout: Of a PeerLayout: channels, bytes of staging, slots and bytes of a slot; 2, 1024, 4, 512 if not given.
-        spins: Polls before a wait gives up.
+        seconds: Until a wait times out.
         words: What the host shares with the kernels.
     """
     import quick_interpreter
@@ -76,13 +76,13 @@ def open_buffers(*layout: int, spins: int = SPINS, words: torch.Tensor | None = 
     parts = PeerLayout(*(layout or (2, 1024, 4, 512)))
     regions = mapped("region", parts.bytes)
     addresses = [region.data_ptr() for region in regions]
-    buffers = PeerBuffers(here().rank, regions[here().rank], addresses, parts, spins, words)
+    buffers = PeerBuffers(here().rank, regions[here().rank], addresses, parts, seconds, words)
     buffers.regions = regions  # kept mapped
     return buffers
 
 
 def buffers_on(
-    device: torch.device | str, ranks: int, layout: Any, spins: int = DEVICE_SPINS
+    device: torch.device | str, ranks: int, layout: Any, seconds: float = DEVICE_SECONDS
 ) -> list[Any]:
     """Returns the PeerBuffers of each rank, over one allocation of this process."""
     from fastcoll.kernels.peers import PeerBuffers
@@ -91,7 +91,7 @@ def buffers_on(
     start = -space.data_ptr() % 128
     regions = space[start : start + ranks * layout.bytes].view(ranks, layout.bytes)
     addresses = [region.data_ptr() for region in regions]
-    return [PeerBuffers(rank, regions[rank], addresses, layout, spins) for rank in range(ranks)]
+    return [PeerBuffers(rank, regions[rank], addresses, layout, seconds) for rank in range(ranks)]
 
 
 def fault_of(buffers: Any) -> tuple[int, int, list[int], str] | None:

@@ -151,7 +151,7 @@ def test_the_hosts_word_is_read_in_the_loop_and_told_to_all_threads_alike(compil
         assert looks, name
         for look in looks:
             told = next(line for line in lines[look:] if "atom.global" in line)
-            assert ".gpu.relaxed.max.s64" in told, (name, told)
+            assert ".gpu.relaxed.exch.b64" in told, (name, told)
         reads = [at for at, text in enumerate(code) if "LDG" in text and "STRONG.SYS" in text]
         assert len(reads) == len(looks), name
         for read in reads:  # the poll lies before it, and a way back behind

@@ -26,8 +26,8 @@ CASES = [
 """Operation, factor, and how far tensors begin behind an aligned address."""
 
 
-def opened(channels: int = 3, spins: int = peer_ranks.SPINS) -> tuple[Any, Any, Any]:
-    buffers = peer_ranks.open_buffers(channels, 1024, 4, 512, spins=spins)
+def opened(channels: int = 3, seconds: float = peer_ranks.SECONDS) -> tuple[Any, Any, Any]:
+    buffers = peer_ranks.open_buffers(channels, 1024, 4, 512, seconds=seconds)
     messages = peer_ranks.mapped("message", 1 << 18)
     begins = torch.tensor([message.data_ptr() for message in messages])
     return buffers, messages, begins
@@ -98,7 +98,7 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
 @on_ranks(3, world="interpreted", init=False)
 def test_a_rank_that_never_launches_is_named() -> None:
     absent = 2
-    buffers, messages, begins = opened(2, 300)
+    buffers, messages, begins = opened(2, 2.0)
     layout = BucketLayout((20, 9000), 16)
     reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, begins)
     messages[here().rank].view(torch.float32).fill_(1.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peer_ranks import DEVICE_SPINS, Call, Case, buffers_on, fault_of
+from peer_ranks import Call, Case, buffers_on, fault_of
 from test_peer_exchange import KINDS, any_case
 from world import Worlds
 
@@ -79,7 +79,7 @@ def test_a_rank_that_never_launches_is_named(
     assert set(faults) == {0, 2}
     for peer, _, missing, text in faults.values():
         assert peer == absent or (algorithm == "ring" and missing == [absent])
-        assert f"within {DEVICE_SPINS // 10} polls" in text
+        assert "within 0.5 s" in text
 
 
 def test_rounds_of_any_calls_with_pauses_keep_every_bit(compiled: Worlds) -> None:
@@ -166,39 +166,16 @@ def replayed(algorithm: str) -> int:
     return compared
 
 
-def test_a_wait_lasts_at_least_as_long_as_its_limit_says(compiled: Worlds) -> None:
-    (lasted,) = compiled(1).run(long_wait, 0.5, init=False, deadline=DEADLINE)
-    print(f"A wait limited to 0.5 s lasted {lasted:.2f} s.")
-    assert lasted >= 0.5
-
-
-def long_wait(seconds: float) -> float:
-    from fastcoll.cuda.mapping import TorchSymmetricMemory
-    from fastcoll.kernels.peers import PeerFault, PeerLayout
-
-    polls = int(seconds * TorchSymmetricMemory.polls_per_second)
-    call = Call.of(Case("all_reduce", "one_shot", torch.float32, 4, seed=1), 2, DEVICE)
-    lasted = 0.0
-    for limit in (1, polls):  # the first one compiles
-        buffers = buffers_on(DEVICE, 2, PeerLayout(2, 1024, 4, 512), limit)
-        torch.cuda.synchronize(DEVICE)
-        before = time.perf_counter()
-        call.launch(0, buffers[0])
-        torch.cuda.synchronize(DEVICE)
-        lasted = time.perf_counter() - before
-        with pytest.raises(PeerFault):
-            buffers[0].check()
-    return lasted
-
-
 def without_rank(
     collective: str, algorithm: str, absent: int
 ) -> dict[int, tuple[int, int, list[int], str]]:
     from fastcoll.kernels.peers import PeerLayout
 
     ranks = 3
-    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512), DEVICE_SPINS // 10)
+    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512), 0.5)
     call = Call.of(Case(collective, algorithm, torch.float32, 960, seed=1), ranks, DEVICE)
+    start = time.monotonic()
     launch_on_streams(call, buffers, absent)
+    assert time.monotonic() - start >= 0.5
     faults = {each.rank: fault_of(each) for each in buffers}
     return {rank: fault for rank, fault in faults.items() if fault is not None}

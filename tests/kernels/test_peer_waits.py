@@ -14,6 +14,7 @@ import pytest
 import torch
 from on_ranks import on_ranks
 from peer_ranks import barrier, fault_of, here, open_buffers
+from suite_rules import bound
 
 SHOTS = [
     ("one_shot", "all_reduce"),
@@ -27,7 +28,7 @@ RINGS = [
     pytest.param("ring", "all_gather", marks=pytest.mark.full),
 ]
 POLLS_PER_LOOK = 64  # as kernels/_signals.py has it
-SPINS = 300  # a second or more: the living ranks come in time on a busy machine too
+SECONDS = 2.0  # the living ranks come in time on a busy machine too
 
 
 def prepared(
@@ -52,22 +53,20 @@ def call(*arguments: Any) -> torch.Tensor:
 @pytest.mark.parametrize("algorithm, collective", WAITING + RINGS)
 @on_ranks(3, world="interpreted", init=False)
 def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) -> None:
-    import quick_interpreter
-
     absent = 1
-    buffers = open_buffers(spins=SPINS)
+    buffers = open_buffers(seconds=SECONDS)
     barrier("launch")
     if here().rank != absent:
-        before = quick_interpreter.polls[0]
+        start = time.monotonic()
         launch, out = prepared(buffers, algorithm, collective, 5.0)
         launch()
-        polls = quick_interpreter.polls[0] - before
+        lasted = time.monotonic() - start
         fault = fault_of(buffers)
         assert fault is not None
         peer, _, missing, text = fault
         assert peer == absent or (algorithm == "ring" and missing == [absent])
         assert f"rank {absent}" in text
-        assert SPINS <= polls <= 2 * (SPINS + 10)  # two channels at most, one after the other
+        assert SECONDS <= lasted < bound(3 * SECONDS) and f"within {SECONDS:g} s" in text
     barrier("noticed")
     if here().rank != absent:
         # From now on nothing is touched, be it by what was prepared before.
@@ -87,7 +86,7 @@ def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
     import quick_interpreter
 
     words = torch.zeros(2, dtype=torch.int64)
-    buffers = open_buffers(spins=1 << 40, words=words)
+    buffers = open_buffers(seconds=1e6, words=words)
     polls = quick_interpreter.polls
     barrier("launch")
     if here().rank != 1:
@@ -121,14 +120,14 @@ def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(
     algorithm: str, collective: str
 ) -> None:
     dead = 1
-    buffers = open_buffers(1, 1024, 4, 512, spins=SPINS)
+    buffers = open_buffers(1, 1024, 4, 512, seconds=SECONDS)
     pid = here().scratch / "pid"
     if here().rank == dead:
         pid.write_text(str(os.getpid()))
         barrier("ready")
         flags = buffers.regions[0][buffers.layout.flags_at : buffers.layout.staging_at]
         threading.Thread(target=die_when_set, args=(flags,), daemon=True).start()
-        buffers.spins = peer_ranks.SPINS
+        buffers.seconds = peer_ranks.SECONDS
         call(buffers, algorithm, collective, 1.0)
         raise AssertionError("the launch ended though no other rank had launched")
     barrier("ready")
