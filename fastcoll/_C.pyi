@@ -339,29 +339,6 @@ class Tuning:
 
     def __init__(self) -> None: ...
 
-class NcclConfig:
-    """The fields of NCCL's ncclConfig_t, by the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None: not set.
-
-    NCCL's documentation describes the fields; its environment variables win over them. ``blocking`` is missing,
-    because no call of fastcoll waits for NCCL longer than the group's timeout.
-    """
-
-    cga_cluster_size: int | None
-    min_ctas: int | None
-    max_ctas: int | None
-    net_name: str | None
-    split_share: int | None
-    traffic_class: int | None
-    comm_name: str | None
-    collnet_enable: int | None
-    cta_policy: int | None
-    shrink_share: int | None
-    nvls_ctas: int | None
-    n_channels_per_net_peer: int | None
-    nvlink_centric_sched: int | None
-
-    def __init__(self) -> None: ...
-
 class Options(Backend.Options):
     """Options of one group, for ``init_process_group(pg_options=...)`` and ``new_group(pg_options=...)``.
 
@@ -387,7 +364,8 @@ class Options(Backend.Options):
         is_high_priority_stream: Whether asynchronous calls on CUDA tensors use streams of high priority.
         blocking_wait: Whether ``wait()`` of a call on CUDA tensors blocks the host. False: it blocks the stream.
         config: Configuration of NCCL's communicators, equal on all ranks. The fields have the names of torch's
-            ``ProcessGroupNCCL.NCCLConfig``; None: not set.
+            ``ProcessGroupNCCL.NCCLConfig``; None: not set. It can be set to any object with such attributes, whose
+            fields are copied.
 
     torch's ``group_name`` and ``global_ranks_in_group`` are set when the group is made.
 
@@ -405,7 +383,7 @@ class Options(Backend.Options):
     tuning: Tuning | None
     is_high_priority_stream: bool
     blocking_wait: bool
-    config: NcclConfig
+    config: Any
     group_name: str  # type: ignore[assignment]
 
     def __init__(
@@ -421,7 +399,7 @@ class Options(Backend.Options):
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,
         blocking_wait: bool = False,
-        config: NcclConfig = ...,
+        config: Any = ...,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
 
-_NOT_SET = -(2**31)  # NCCL's value for an unset number of its config
-
 __all__ = ["create", "create_device_engine", "create_gloo", "create_without_group"]
 
 
@@ -163,7 +161,11 @@ def _own_options(given: object, group: str) -> C.Options | None:
     kind = f"{type(given).__module__}.{type(given).__qualname__}"
     if replaced() and isinstance(given, c10d.Backend.Options):
         if hasattr(given, "is_high_priority_stream") and hasattr(given, "config"):
-            return _of_stock_nccl(given, group)
+            return C.Options(
+                timeout=given._timeout,
+                is_high_priority_stream=given.is_high_priority_stream,
+                config=given.config,
+            )
         warnings.warn(
             f"fastcoll: group '{group}' is made without its pg_options of {kind}, which are of another backend. "
             "The timeout of init_process_group or new_group counts. Pass fastcoll.Options to set others.",
@@ -175,26 +177,6 @@ def _own_options(given: object, group: str) -> C.Options | None:
         "pg_options=fastcoll.Options(...) to init_process_group or new_group; for a group of two backends, such as "
         '"cpu:fastcoll,cuda:nccl", leave it out, since torch gives the same object to both.'
     )
-
-
-def _of_stock_nccl(given: Any, group: str) -> C.Options:
-    """Returns the options equal to torch's ``ProcessGroupNCCL.Options``; ``config.blocking`` has no effect."""
-    options = C.Options(
-        timeout=given._timeout, is_high_priority_stream=given.is_high_priority_stream
-    )
-    for name in dir(given.config):
-        value = getattr(given.config, name)
-        if name.startswith("_") or callable(value) or value in (None, _NOT_SET):
-            continue
-        if hasattr(options.config, name):
-            setattr(options.config, name, value)
-        elif name != "blocking":
-            warnings.warn(
-                f"fastcoll: group '{group}' ignores config.{name} = {value!r} of its pg_options: fastcoll has no such "
-                f"field. Leave it out, or set NCCL's environment variable for it.",
-                stacklevel=2,
-            )
-    return options
 
 
 @functools.cache

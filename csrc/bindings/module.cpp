@@ -12,7 +12,6 @@
 #include "torch/error.hpp"
 
 namespace py = pybind11;
-using fastcoll::NcclConfig;
 using fastcoll::Options;
 using fastcoll::ProcessGroupFastcoll;
 using fastcoll::Setting;
@@ -58,8 +57,21 @@ py::object pools(const char* name) {
   return py::module_::import("fastcoll.cuda.memory_pools").attr(name);
 }
 
+/// Copies the fields of an object like torch's NCCLConfig.
+void setConfig(Options& options, const py::object& given) {
+  const auto type = py::module_::import("fastcoll.cuda.nccl_config").attr("NcclConfig");
+  options.config = fastcoll::heldByPython(type(given));
+}
+
+py::object configOf(Options& options) {
+  if (options.config == nullptr) setConfig(options, py::none());
+  return *static_cast<py::object*>(options.config.get());
+}
+
 Ref<Options> copyOf(const Options& options) {
-  return c10::make_intrusive<Options>(options);
+  auto copy = c10::make_intrusive<Options>(options);
+  if (copy->config != nullptr) setConfig(*copy, configOf(*copy));
+  return copy;
 }
 
 // Waits call this between slices on the main thread, so KeyboardInterrupt leaves through them.
@@ -128,22 +140,6 @@ PYBIND11_MODULE(_C, m) {
   tuning.def(py::init<>());
   TuningTable::each([&](const char* name, auto field) { tuning.def_readwrite(name, field); });
 
-  py::class_<NcclConfig>(m, "NcclConfig")
-      .def(py::init<>())
-      .def_readwrite("cga_cluster_size", &NcclConfig::cgaClusterSize)
-      .def_readwrite("min_ctas", &NcclConfig::minCtas)
-      .def_readwrite("max_ctas", &NcclConfig::maxCtas)
-      .def_readwrite("net_name", &NcclConfig::netName)
-      .def_readwrite("split_share", &NcclConfig::splitShare)
-      .def_readwrite("traffic_class", &NcclConfig::trafficClass)
-      .def_readwrite("comm_name", &NcclConfig::commName)
-      .def_readwrite("collnet_enable", &NcclConfig::collnetEnable)
-      .def_readwrite("cta_policy", &NcclConfig::ctaPolicy)
-      .def_readwrite("shrink_share", &NcclConfig::shrinkShare)
-      .def_readwrite("nvls_ctas", &NcclConfig::nvlsCtas)
-      .def_readwrite("n_channels_per_net_peer", &NcclConfig::channelsPerNetPeer)
-      .def_readwrite("nvlink_centric_sched", &NcclConfig::nvlinkCentricSched);
-
   py::class_<Options, c10d::Backend::Options, Ref<Options>> options(m, "Options");
   options.def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout)
       .def_property(
@@ -152,7 +148,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("tuning", &Options::tuning)
       .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
       .def_readwrite("blocking_wait", &Options::blockingWait)
-      .def_readwrite("config", &Options::config)
+      .def_property("config", &configOf, &setConfig)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
   bindSettings(options);

@@ -4,11 +4,11 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <memory>
 #include <optional>
 
 #include "base/settings.hpp"
 #include "cpu/algorithms/tuning.hpp"
-#include "cuda/nccl_config.hpp"
 #include "torch/torch_version.hpp"
 
 namespace fastcoll {
@@ -29,8 +29,8 @@ struct Options : c10d::Backend::Options {
   bool highPriorityStream = true;
   /// Whether wait() of a call on device tensors waits on the host, as without streams.
   bool blockingWait = false;
-  /// Settings of NCCL's communicators.
-  NcclConfig config;
+  /// Settings of NCCL's communicators: an object of fastcoll/cuda/nccl_config.py; null: none is set.
+  std::shared_ptr<void> config;
 };
 
 }  // namespace fastcoll

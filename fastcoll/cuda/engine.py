@@ -27,6 +27,7 @@ from fastcoll.cuda.errors import ABORTED, Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_config import NcclConfig
 from fastcoll.cuda.nccl_init import create_communicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
@@ -86,7 +87,7 @@ class CudaEngine:
         device_type: str = "cuda",
         thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
         algorithm: str = AUTO,
-        config: C.NcclConfig | None = None,
+        config: NcclConfig | None = None,
     ) -> None:
         self.group = group
         self.all_reduces: dict[int, AllReduces] = {}

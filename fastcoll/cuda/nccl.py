@@ -22,7 +22,7 @@ import torch.distributed as dist
 from fastcoll._load import C
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.nccl_config import LibraryCommunicator, check_config
+from fastcoll.cuda.nccl_config import LibraryCommunicator, NcclConfig, check_config
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
 from fastcoll.cuda.nccl_life import (
     ABORT_SECONDS,
@@ -140,7 +140,7 @@ class NcclCommunicator:
             raise self._translated("nccl_deregister", error) from None
 
     def split(
-        self, color: int, key: int, group: str, config: C.NcclConfig | None = None
+        self, color: int, key: int, group: str, config: NcclConfig | None = None
     ) -> NcclCommunicator | None:
         """Splits the communicator; all ranks call it.
 

@@ -10,17 +10,16 @@ does not support is an error.
 from __future__ import annotations
 
 import ctypes
+import warnings
 from typing import TypeGuard
 
-from fastcoll._load import C
 from fastcoll._requirements import nccl_packages
 from fastcoll.cuda.nccl_library import NcclLibrary, UniqueId, version_text
 
-__all__ = ["LibraryCommunicator", "check_config", "is_set"]
+__all__ = ["LibraryCommunicator", "NcclConfig", "check_config", "is_set"]
 
 _MAGIC = 0xCAFEBEEF
-_NOT_SET = -(2**31)
-
+_NOT_SET = -(2**31)  # NCCL's value for an unset number
 
 _TEXTS = ("netName", "commName")
 
@@ -42,7 +41,36 @@ _FIELDS = {
 }
 
 
-class _NcclConfig(ctypes.Structure):
+class NcclConfig:
+    """The fields of NCCL's ncclConfig_t, by the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None: not set.
+
+    NCCL's documentation describes the fields; its environment variables win over them. ``blocking`` is missing,
+    because no call of fastcoll waits for NCCL longer than the group's timeout.
+
+    Args:
+        given: An object with some of these fields, which are copied. Another field that is set is ignored with a
+            warning.
+    """
+
+    __slots__ = tuple(_FIELDS)
+
+    def __init__(self, given: object = None) -> None:
+        for name in _FIELDS:
+            value = getattr(given, name, None)
+            setattr(self, name, None if value == _NOT_SET else value)
+        for name in dir(given):
+            if name.startswith("_") or name in _FIELDS or name == "blocking":
+                continue
+            value = getattr(given, name)
+            if value not in (None, _NOT_SET) and not callable(value):
+                warnings.warn(
+                    f"fastcoll.Options ignores config.{name} = {value!r}: fastcoll has no such field. Leave it out, "
+                    "or set NCCL's environment variable for it.",
+                    stacklevel=2,
+                )
+
+
+class _NativeConfig(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_size_t),
         ("magic", ctypes.c_uint),
@@ -55,12 +83,12 @@ class _NcclConfig(ctypes.Structure):
     ]
 
 
-def is_set(config: C.NcclConfig | None) -> TypeGuard[C.NcclConfig]:
+def is_set(config: NcclConfig | None) -> TypeGuard[NcclConfig]:
     """Returns whether there is a config with any field set."""
     return config is not None and any(getattr(config, name) is not None for name in _FIELDS)
 
 
-def check_config(library: NcclLibrary, config: C.NcclConfig | None) -> None:
+def check_config(library: NcclLibrary, config: NcclConfig | None) -> None:
     """Checks that the library supports the fields that are set.
 
     Raises:
@@ -74,17 +102,16 @@ def check_config(library: NcclLibrary, config: C.NcclConfig | None) -> None:
             )
 
 
-def _native(library: NcclLibrary, config: C.NcclConfig) -> _NcclConfig:
-    native = _NcclConfig(size=ctypes.sizeof(_NcclConfig), magic=_MAGIC, version=library.version)
+def _native(library: NcclLibrary, config: NcclConfig) -> _NativeConfig:
+    native = _NativeConfig(size=ctypes.sizeof(_NativeConfig), magic=_MAGIC, version=library.version)
     native.blocking = _NOT_SET
     for name, (member, _) in _FIELDS.items():
-        if member not in _TEXTS:
-            setattr(native, member, _NOT_SET)
         value = getattr(config, name)
-        if isinstance(value, str):  # NCCL keeps the pointer for good, and does not free it
+        if member not in _TEXTS:
+            value = _NOT_SET if value is None else value
+        elif value is not None:  # NCCL keeps the pointer for good, and does not free it
             value = _copied(value)
-        if value is not None:
-            setattr(native, member, value)
+        setattr(native, member, value)
     return native
 
 
@@ -111,7 +138,7 @@ class LibraryCommunicator:
         """NCCL's handle; 0 before it is made and after its end. It is set while ``make`` still waits."""
         return self._handle.value or 0
 
-    def make(self, size: int, unique_id: bytes, rank: int, config: C.NcclConfig) -> None:
+    def make(self, size: int, unique_id: bytes, rank: int, config: NcclConfig) -> None:
         """Makes the communicator, together with all ranks.
 
         Raises:
@@ -124,7 +151,7 @@ class LibraryCommunicator:
             *(ctypes.byref(self._handle), size, ident, rank, ctypes.byref(native)),
         )
 
-    def make_part(self, whole: int, color: int, key: int, config: C.NcclConfig | None) -> None:
+    def make_part(self, whole: int, color: int, key: int, config: NcclConfig | None) -> None:
         """Splits a communicator, together with its ranks, and becomes this rank's part; it stays 0 for color -1.
 
         Args:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store
 
-from fastcoll._load import C
 from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl import NcclCommunicator, current
-from fastcoll.cuda.nccl_config import LibraryCommunicator, check_config, is_set
+from fastcoll.cuda.nccl_config import LibraryCommunicator, NcclConfig, check_config, is_set
 from fastcoll.cuda.nccl_library import NcclLibrary
 from fastcoll.cuda.nccl_life import (
     ABORT_SECONDS,
@@ -43,7 +42,7 @@ def create_communicator(
     seconds: float,
     generation: int,
     cancelled: Callable[[], bool],
-    config: C.NcclConfig | None = None,
+    config: NcclConfig | None = None,
 ) -> NcclCommunicator:
     """Makes a communicator, together with all other ranks of the group.
 

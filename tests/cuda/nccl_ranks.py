@@ -19,6 +19,7 @@ from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_config import NcclConfig
 from fastcoll.cuda.nccl_init import create_communicator
 
 CPU = torch.device("cpu")
@@ -91,7 +92,7 @@ def store(name: str = "store") -> dist.Store:
 
 
 def create(
-    timeout: float = 30, name: str = "g", generation: int = 0, config: C.NcclConfig | None = None
+    timeout: float = 30, name: str = "g", generation: int = 0, config: NcclConfig | None = None
 ) -> NcclCommunicator:
     """Makes the communicator of all ranks of this call, through a store of its own for each name."""
     member = Member("g", here().rank, here().size)

@@ -1,6 +1,8 @@
 """Communicators with a config, which CuPy cannot make."""
 
+import copy
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in
 from world import here
 
 import fastcoll
-from fastcoll._load import C
 from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_config import NcclConfig
 
 NUMBERS = {
     "cga_cluster_size": "cgaClusterSize",
@@ -27,14 +29,11 @@ NUMBERS = {
 }
 
 
-def config_of(**fields: int | str) -> C.NcclConfig:
-    config = C.NcclConfig()
-    for name, value in fields.items():
-        setattr(config, name, value)
-    return config
+def config_of(**fields: int | str) -> NcclConfig:
+    return NcclConfig(SimpleNamespace(**fields))
 
 
-def configured(config: C.NcclConfig | None, name: str = "g") -> NcclCommunicator:
+def configured(config: NcclConfig | None, name: str = "g") -> NcclCommunicator:
     return create(name=name, config=config)
 
 
@@ -70,7 +69,7 @@ def test_each_field_arrives() -> None:
 
 @on_stand_in(2)
 def test_without_a_field_cupy_makes_it() -> None:
-    for name, config in [("first", None), ("second", C.NcclConfig())]:
+    for name, config in [("first", None), ("second", NcclConfig())]:
         stand_in.clear()
         made = configured(config, name)
         assert type(made._raw).__module__.startswith("cupy")
@@ -82,7 +81,7 @@ def test_without_a_field_cupy_makes_it() -> None:
 def test_parts_have_configs() -> None:
     size, rank = here().size, here().rank
     for whole in (configured(None, "first"), configured(config_of(max_ctas=8), "second")):
-        for config in (None, C.NcclConfig(), config_of(cta_policy=1)):
+        for config in (None, NcclConfig(), config_of(cta_policy=1)):
             stand_in.clear()
             part = whole.split(rank % 2, -rank, "half", config)
             assert part is not None
@@ -137,9 +136,8 @@ def test_an_engine_hands_it_on() -> None:
 def test_a_field_that_this_nccl_does_not_know_is_refused(script) -> None:
     process = script(
         """
-from fastcoll._load import C
 from fastcoll.cuda import nccl_config, nccl_library
-config = C.NcclConfig()
+config = nccl_config.NcclConfig()
 config.max_ctas = 4
 nccl_config.check_config(nccl_library.load(), config)
 config.cta_policy = 1
@@ -155,12 +153,21 @@ def test_options_keep_it() -> None:
     assert options.config.min_ctas is None
     options.config.min_ctas = 4
     options.config.net_name = "IB"
-    import copy
-
-    other = copy.deepcopy(options)
+    others = copy.copy(options), copy.deepcopy(options)
     options.config.min_ctas = 5
-    assert (other.config.min_ctas, other.config.net_name) == (4, "IB")
-    with pytest.raises(TypeError):
-        options.config.min_ctas = "many"  # type: ignore[assignment]
+    for other in others:
+        assert (other.config.min_ctas, other.config.net_name) == (4, "IB")
     with pytest.raises(AttributeError):
-        options.config.min_cta = 4  # type: ignore[attr-defined]
+        options.config.min_cta = 4
+
+
+def test_options_take_the_fields_of_any_object() -> None:
+    """Such as torch's, whose unset numbers are the least number."""
+    given = SimpleNamespace(max_ctas=16, min_ctas=-(2**31), net_name=None, blocking=1, some=None)
+    options = fastcoll.Options(config=given)
+    given.max_ctas = 8
+    config = options.config
+    assert (config.max_ctas, config.min_ctas, config.net_name) == (16, None, None)
+    with pytest.warns(UserWarning, match="ignores config.max_p2p_peers = 8"):
+        options.config = SimpleNamespace(max_p2p_peers=8)
+    assert options.config.max_ctas is None
