@@ -13,7 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["BucketLayout", "address_table", "require_apart"]
+__all__ = ["GRAIN", "BucketLayout", "address_table", "require_apart"]
+
+GRAIN = 16
+"""Elements: parts of messages and buckets begin at multiples of this, so they are aligned in every dtype."""
 
 
 def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:

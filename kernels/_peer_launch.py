@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastcoll.buckets import GRAIN
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, dtype_name
 from fastcoll.kernels._launch import prepared
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from fastcoll._load import C
 
 __all__ = [
-    "GRAIN",
     "OPTIONS",
     "REGISTERS",
     "WARPS",
@@ -33,9 +33,6 @@ __all__ = [
 ]
 
 _INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "divisor", "aligned"})
-GRAIN = 16
-"""Pieces start at multiples of so many elements: at least 16 bytes in every dtype."""
-
 WARPS = 8
 REGISTERS = 128
 """Limit by which two programs fit on a multiprocessor. Without it the assembler aims for more programs and spills."""

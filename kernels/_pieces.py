@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastcoll.buckets import GRAIN
 from fastcoll.kernels._arithmetic import finish
 from fastcoll.kernels._dtypes import narrow, widen
 
@@ -31,7 +32,7 @@ __all__ = [
 GROUP = tl.constexpr(4)
 """Peers whose blocks are in flight at a time."""
 
-GRAIN_ELEMENTS = tl.constexpr(16)
+GRAIN_ELEMENTS = tl.constexpr(GRAIN)
 """Wide blocks end at multiples of so many elements."""
 
 NARROW = tl.constexpr(4)

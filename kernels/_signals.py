@@ -37,6 +37,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastcoll.kernels.peers import FLAG_KINDS, MAX_RANKS
+
 __all__ = [
     "ARRIVED",
     "CONSUMED",
@@ -56,7 +58,7 @@ __all__ = [
     "wait",
 ]
 
-LANES = tl.constexpr(32)
+LANES = tl.constexpr(MAX_RANKS)
 """Flags of one kind: one for each possible rank, and one lane of a warp for each flag."""
 
 POLLS_PER_LOOK = tl.constexpr(64)
@@ -70,7 +72,7 @@ REDUCED = tl.constexpr(1)
 FILLED = tl.constexpr(2)
 CONSUMED = tl.constexpr(3)
 ARRIVED = tl.constexpr(4)
-KINDS = tl.constexpr(5)
+KINDS = tl.constexpr(FLAG_KINDS)
 
 
 @triton.jit

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["MAX_CHANNELS", "MAX_RANKS", "PeerBuffers", "PeerFault", "PeerLayout"]
+__all__ = ["FLAG_KINDS", "MAX_CHANNELS", "MAX_RANKS", "PeerBuffers", "PeerFault", "PeerLayout"]
 
 MAX_RANKS = 32
 MAX_CHANNELS = 128
+FLAG_KINDS = 5
 
 _LINE = 128
 _STATE_WORDS = 16
-_FLAG_KINDS = 5
 _STEPS = {
     1: "to have its message ready",
     2: "to have reduced its share",
@@ -82,7 +82,7 @@ class PeerLayout:
     @property
     def staging_at(self) -> int:
         """Offset of the staging in the region, in bytes."""
-        return self.flags_at + self.channels * _FLAG_KINDS * MAX_RANKS * 8
+        return self.flags_at + self.channels * FLAG_KINDS * MAX_RANKS * 8
 
     @property
     def slots_at(self) -> int:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 import triton.language as tl
 
+from fastcoll.buckets import GRAIN
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS
 from fastcoll.kernels._peer_launch import (
-    GRAIN,
     OPTIONS,
     REGISTERS,
     WARPS,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fastcoll.buckets import BucketLayout
-from fastcoll.cuda.algorithms.launches import BUCKET_GRAIN
+from fastcoll.buckets import GRAIN, BucketLayout
 
 if TYPE_CHECKING:
     from fastcoll.cuda.peer_memory import PeerMemory
@@ -55,7 +54,7 @@ def require_lists(device: torch.device) -> None:
 
     if device in _works:
         return
-    layout = BucketLayout(_SIZES, BUCKET_GRAIN)
+    layout = BucketLayout(_SIZES, GRAIN)
     given = [numbers(0, _COUNT)[index : index + size] for index, size in enumerate(_SIZES)]
     tensors = [each.to(device) for each in given]
     bucket = torch.zeros(layout.elements, device=device)
@@ -107,7 +106,7 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
         source = numbers(buffers.rank, _COUNT).to(device)
         out = torch.zeros_like(source)
         launches.append(_Launch(name, [prepare(source, out, buffers)], out, source))
-    layout = BucketLayout(_SIZES, BUCKET_GRAIN)
+    layout = BucketLayout(_SIZES, GRAIN)
     out = numbers(buffers.rank, sum(_SIZES)).to(device)
     tensors = list(torch.split(out, list(_SIZES)))
     bucket = peers.bucket(layout.elements, torch.float32)

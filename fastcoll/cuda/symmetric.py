@@ -38,6 +38,7 @@ from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory
 from fastcoll.cuda.peer_memory import PeerMemory
 from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
+from fastcoll.kernels.peers import MAX_RANKS
 
 __all__ = ["ROOM", "Region", "Room", "Wish", "open_region", "reason_against"]
 
@@ -48,8 +49,6 @@ _PATIENCE = 60.0  # seconds to allocate and to map: all ranks have arrived, and 
 _TEST_WAIT = (
     5.0  # seconds that a kernel of the self-test waits for its peers; all ranks have arrived then
 )
-
-_MOST_RANKS = 32  # as in kernels/peers.py, which cannot be imported without Triton
 
 
 @dataclass(frozen=True)
@@ -155,8 +154,8 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
             "no limit of a kernel was measured on these devices. Run `fastcoll tune --device cuda`, or set "
             "FASTCOLL_ALGO"
         )
-    if len(records) > _MOST_RANKS:
-        return f"there are {len(records)} ranks, and the kernels support at most {_MOST_RANKS}"
+    if len(records) > MAX_RANKS:
+        return f"there are {len(records)} ranks, and the kernels support at most {MAX_RANKS}"
     for rank in ranks:
         if records[rank]["missing"]:
             return f"rank {rank}: {records[rank]['missing']}"

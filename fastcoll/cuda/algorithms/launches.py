@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from fastcoll._load import C
-from fastcoll.buckets import BucketLayout
+from fastcoll.buckets import GRAIN, BucketLayout
 
 if TYPE_CHECKING:
     from fastcoll.cuda.errors import Member
     from fastcoll.cuda.peer_memory import PeerMemory
 
 __all__ = [
-    "BUCKET_GRAIN",
     "Piece",
     "PlanContext",
     "Prepared",
@@ -29,9 +28,6 @@ __all__ = [
     "copy_out",
     "layout_of",
 ]
-
-BUCKET_GRAIN = 16
-"""Elements: each tensor of a bucket begins at a multiple of this, so it is aligned in every dtype."""
 
 
 class Piece(NamedTuple):
@@ -142,13 +138,13 @@ def calls(
 
 def bucket_elements(sizes: Sequence[int]) -> int:
     """Returns an upper bound of the elements in a bucket for tensors of these sizes, gaps included."""
-    return sum(-(-size // BUCKET_GRAIN) for size in sizes) * BUCKET_GRAIN
+    return sum(-(-size // GRAIN) for size in sizes) * GRAIN
 
 
 @functools.lru_cache(maxsize=64)
 def layout_of(sizes: tuple[int, ...]) -> BucketLayout:
     """Returns the layout of tensors of these sizes, the same on all ranks; it keeps its tables on devices."""
-    return BucketLayout(sizes, BUCKET_GRAIN)
+    return BucketLayout(sizes, GRAIN)
 
 
 @functools.lru_cache(maxsize=128)

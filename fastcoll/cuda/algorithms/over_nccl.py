@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastcoll._load import C
+from fastcoll.buckets import GRAIN
 from fastcoll.cuda.algorithms.call import COPIED, Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     Piece,
@@ -33,7 +34,6 @@ from fastcoll.cuda.algorithms.launches import (
 
 __all__ = ["prepare_all_to_all", "prepare_nccl", "refuse_all_to_all", "refuse_nccl"]
 
-_GRAIN = 16  # elements: shares begin at multiples of 16 bytes in every dtype
 _OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")  # of a bucket: PREMUL_SUM has a factor of its own
 
 
@@ -81,9 +81,9 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     member = context.member
     wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
     # Whether the message itself is cut into shares; depends only on what is equal on all ranks.
-    uncopied = call.wire is None and not call.is_list and call.elements % (ranks * _GRAIN) == 0
+    uncopied = call.wire is None and not call.is_list and call.elements % (ranks * GRAIN) == 0
     elements = call.elements if uncopied else layout_of(call.sizes).elements
-    share = -(-elements // (ranks * _GRAIN)) * _GRAIN
+    share = -(-elements // (ranks * GRAIN)) * GRAIN
     size = ranks * share * item
     memory = context.workspace(size if uncopied else 2 * size)
     received = memory.data_ptr()
