@@ -13,16 +13,20 @@ from fastcoll.bench.peer import Peer
 from fastcoll.bench.run import ADAPTERS as ALL_BUT_OURS
 
 
-class AlteredGloo(Peer):
-    """Gloo under another name."""
+class Altered(Peer):
+    """A backend under another name."""
+
+    backend = "gloo"
 
     @classmethod
     def parts(cls, name: str) -> tuple[str, str]:
-        return "gloo", ""
+        return cls.backend, ""
 
 
-class Corrupting(AlteredGloo):
+class Corrupting(Altered):
     """The last element of every result on rank 1 is off by one."""
+
+    backend = "fastcoll"
 
     def bind(self, case: Case) -> Call:
         call = super().bind(case)
@@ -35,14 +39,14 @@ class Corrupting(AlteredGloo):
         return corrupt
 
 
-class Refusing(AlteredGloo):
+class Refusing(Altered):
     """Knows no collective."""
 
     def bind(self, case: Case) -> Call:
         raise NotImplementedError("not today\nand a second line")
 
 
-class Unwrapping(AlteredGloo):
+class Unwrapping(Altered):
     """Trains no model."""
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:

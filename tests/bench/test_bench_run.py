@@ -116,8 +116,7 @@ def test_every_type_and_reduction_is_verified(world: Worlds) -> None:
     assert {(case["dtype"], case["op"]) for case in cases} == set(itertools.product(DTYPES, OPS))
     for case in cases:
         assert case["backends"]["fastcoll"]["wrong"] == 0, case
-        if case["op"] != "avg":  # which gloo has not
-            assert case["backends"]["corrupting"]["wrong"] == 2, case
+        assert case["backends"]["corrupting"]["wrong"] == 2, case
 
 
 def test_wrong_results_end_with_status_1_and_refusals_are_named(world: Worlds) -> None:
