@@ -43,43 +43,14 @@ int grantedCores() {
   return std::max(1, static_cast<int>(cores + 0.5));
 }
 
-namespace {
-
-/// Gives the rank a core of its set by augmenting paths (Kuhn's algorithm): a core that is free, or
-/// whose holder finds another one. `holder`: the rank of each core, or -1. False if there is none.
-bool seat(const std::vector<CoreSet>& ranks, int rank, CoreSet& tried, std::vector<int>& holder) {
-  for (std::size_t core = 0; core < tried.size(); ++core) {
-    if (!ranks[rank][core] || tried[core]) continue;
-    tried.set(core);
-    if (holder[core] >= 0 && !seat(ranks, holder[core], tried, holder)) continue;
-    holder[core] = rank;
-    return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-bool hasCoreEach(const std::vector<CoreSet>& ranks, std::size_t self, int granted) {
+bool hasCoreEach(const CoreSet& own, const std::vector<CoreSet>& ranks, int granted) {
   if (static_cast<std::size_t>(granted) < ranks.size()) return false;
-  const auto known = [&](std::size_t rank) {
-    return ranks[rank].none() ? ~CoreSet{} : ranks[rank];
-  };
-  CoreSet reach = known(self);
-  std::vector<bool> meets(ranks.size(), false);
-  std::vector<int> holder(reach.size(), -1);
-  for (bool grew = true; grew;) {
-    grew = false;
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (meets[rank] || (known(rank) & reach).none()) continue;
-      meets[rank] = grew = true;
-      reach |= known(rank);
-      CoreSet tried;
-      // An unknown set has no core to give.
-      if (!seat(ranks, static_cast<int>(rank), tried, holder)) return false;
-    }
+  std::size_t sharing = 0;
+  for (const CoreSet& cores : ranks) {
+    if (cores.none()) return false;
+    if ((cores & own).any()) ++sharing;
   }
-  return true;
+  return sharing <= own.count();
 }
 
 }  // namespace fastcoll

@@ -48,7 +48,7 @@ def told(known):
 
 
 # Cores of each rank, of those that this process may use; what the ranks then spin.
-A, B, BOTH, ALL = {0}, {1}, {0, 1}, None
+A, B, BOTH = {0}, {1}, {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,11 @@ A, B, BOTH, ALL = {0}, {1}, {0, 1}, None
         pytest.param([A, A], [0, 0], id="one core for both"),
         pytest.param([A, B, A], [0, SPIN_US, 0], id="two meet on a core", marks=many_cores),
         pytest.param([A, BOTH, B], [0] * 3, id="one joins two others", marks=many_cores),
-        # Ranks 0 and 1 have one core, though the three of them, and with more cores all together, have as many.
-        pytest.param([A, A, ALL], [0] * 3, id="a core is counted once", marks=many_cores),
     ],
 )
 def test_ranks_spin_where_each_has_a_core(world, cores, expected):
     known = sorted(os.sched_getaffinity(0))
-    sets = [set(known) if own is ALL else {known[core] for core in own} for own in cores]
+    sets = [{known[core] for core in own} for own in cores]
     assert world(len(cores)).run(spin, sets) == expected
 
 
