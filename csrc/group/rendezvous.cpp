@@ -73,8 +73,9 @@ int Rendezvous::processRuns(const GroupRecord& record) const {
 
 /// Whether torchrun may have ended the record's process. torchrun counts restarts for each host,
 /// and one host may restart because another did. So the counts can differ for good, and only the
-/// record's age can decide. A stale record that is accepted only costs time: no process answers
-/// under its nonce until the record changes.
+/// record's age can decide. A stale record of an equal group only costs time: no process answers
+/// under its nonce until the record changes. But torchrun may restart with fewer ranks, and a record
+/// of another world size is an error. So stale records are sorted out before they are compared.
 bool Rendezvous::mayBeStale(const GroupRecord& record) const {
   if (record.generation == own_.generation || countsDiffer.load(std::memory_order_relaxed)) {
     return false;
@@ -353,14 +354,13 @@ std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) cons
   return "";
 }
 
-/// Whether every rank on this rank's machine has a core of its own.
+/// Whether this rank has a core for itself, among the ranks on its machine.
 bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
-  std::vector<CoreSet> ranks{own_.cores};
+  std::vector<CoreSet> ranks;
   for (const auto& record : records) {
-    const bool here = text(record.bootId) == text(own_.bootId);
-    if (here && record.rank != own_.rank) ranks.push_back(record.cores);
+    if (text(record.bootId) == text(own_.bootId)) ranks.push_back(record.cores);
   }
-  return hasCoreEach(ranks, 0, grantedCores());
+  return hasCoreEach(own_.cores, ranks, grantedCores());
 }
 
 }  // namespace fastcoll

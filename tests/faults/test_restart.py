@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, IS_GLOO
+from backend import BACKEND, IS_GLOO, beyond_gloo
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
@@ -68,6 +68,30 @@ def test_all_killed_and_run_again_under_the_same_name(jobs, apart):
         # Target: as fast as the first time, but for what is stale in the store.
         in_time(seconds, 2.0 + apart)
         assert left == []
+
+
+def runs_smaller(rank: Rank):
+    time.sleep(0.3 * rank.rank)
+    rank.init("same")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [rank.size] * 3
+    return rank.leave()
+
+
+@plays(56)
+@beyond_gloo("fastcoll's own records")
+def test_a_smaller_job_restarts_over_the_records_of_the_larger(jobs):
+    """torchrun keeps its store when it goes on without a host. A record with another world size is then no error."""
+    elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
+    job = jobs(3, busy, prefix="smaller/", environment=elastic)
+    job.hear_all()
+    for rank in job.pids:
+        job.kill(rank)
+    assert [job.end(rank) for rank in job.pids] == [-9] * 3
+    elastic["TORCHELASTIC_RESTART_COUNT"] = "1"
+    smaller = jobs(2, runs_smaller, prefix="smaller/", environment=elastic)
+    assert list(smaller.hear_all().values()) == [[], []]
 
 
 # --- one rank killed, and back again -------------------------------------------------------------

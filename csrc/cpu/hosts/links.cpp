@@ -155,7 +155,6 @@ void Links::close() noexcept {
 
 void Links::begin(const Request& request, std::string prefix) {
   request_ = &request;
-  before_ = signature_;
   signature_ = request.signature();
   ++call_;
   deadline_ = *request.deadline;
@@ -186,7 +185,7 @@ std::uint8_t* Links::frame(int host) {
 void Links::sendFrame(int host, std::size_t bytes) {
   settle(host);
   Link& peer = link(host);
-  const Head head{signature_, before_, call_, bytes, 0};
+  const Head head{signature_, call_, bytes, 0};
   std::memcpy(peer.out.get(), &head, sizeof head);
   peer.sending = lost(
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
@@ -239,18 +238,12 @@ void Links::compare(int host, const Announced& mine, const Head& head) const {
       agree(mine.signature, head.signature, mine.expected)) {
     return;
   }
-  // In a collective with different roots one of the two may have had nothing to send to the other.
-  // Then this frame is of the collective before or after.
-  if (head.call == mine.call + 1) mismatch(host, mine.signature, head.before);
-  if (head.call + 1 == call_) mismatch(host, before_, head.signature);
-  mismatch(host, mine.signature, head.signature);
-}
-
-void Links::mismatch(int host, const Signature& mine, const Signature& theirs) const {
-  throw Error(
-      ErrorKind::Backend,
-      prefix_ + fastcoll::mismatch(memory_.rank(), describe(mine),
-                                   memory_.memberName(hosts_.leader(host)), describe(theirs)));
+  // If the roots differ, one of the two may have had nothing to send to the other. Then this frame
+  // is of another collective than `mine`.
+  throw Error(ErrorKind::Backend,
+              prefix_ + mismatch(memory_.rank(), describe(mine.signature),
+                                 memory_.memberName(hosts_.leader(host)),
+                                 describe(head.signature)));
 }
 
 std::size_t Links::frameBytes(int host) const {
@@ -305,14 +298,9 @@ void Links::lookAt(int host) {
     }
     peer.coming[i].reset();
     const Head head = headAt(peer, i + 1);
-    if (head.closeNotice != 0) return;
-    if (i == 0 && peer.later.has_value()) {
-      compare(host, *peer.later, head);
-    } else if (head.call <= call_) {
-      compare(host, {signature_, head.signature.count, call_}, head);
-    } else if (head.call == call_ + 1 && !agree(signature_, head.before, head.before.count)) {
-      mismatch(host, signature_, head.before);
-    }
+    if (head.closeNotice != 0 || head.call > call_) return;
+    const bool isLater = i == 0 && peer.later.has_value();
+    compare(host, isLater ? *peer.later : Announced{signature_, head.signature.count, call_}, head);
   }
 }
 

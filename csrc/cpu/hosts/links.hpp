@@ -113,9 +113,9 @@ class Links {
 
  private:
   struct Head {
-    Signature signature, before;  // of this collective and the one before it
-    std::uint64_t call;           // collectives begun; a call of torch's may be several
-    std::uint64_t bytes;          // of data after the head
+    Signature signature;
+    std::uint64_t call;   // collectives begun; a call of torch's may be several
+    std::uint64_t bytes;  // of data after the head
     std::uint64_t closeNotice;
   };
   using Buffer = std::unique_ptr<std::uint8_t[]>;
@@ -128,7 +128,7 @@ class Links {
   static constexpr std::size_t kAhead = 3;  // receives that are posted before they are needed
   struct Link {
     Buffer out, in[kAhead + 1];
-    Head closeNotice{{}, {}, 0, 0, 1};
+    Head closeNotice{{}, 0, 0, 1};
     std::unique_ptr<Connection> connection;  // closed before its memory is freed
     TransferRef sending, leaving;
     std::deque<TransferRef> coming;  // receives to the buffers after the present one, in a circle
@@ -148,7 +148,6 @@ class Links {
   [[noreturn]] void throwLeft(int host) const;
   void post(Link& link);
   Head headAt(const Link& link, std::size_t ahead = 0) const;
-  [[noreturn]] void mismatch(int host, const Signature& mine, const Signature& theirs) const;
   void lookAt(int host);
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[host]; }
@@ -163,7 +162,7 @@ class Links {
   std::shared_ptr<Network> network_;
   std::vector<Link> links_;
   const Request* request_ = nullptr;  // of the present collective
-  Signature signature_{}, before_{};
+  Signature signature_{};
   std::uint64_t call_ = 0;
   std::size_t looked_ = 0;  // index of the other host that lookAt() checked last
   std::string prefix_;
