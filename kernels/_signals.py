@@ -135,11 +135,9 @@ def _is_over(over, late, peers, world, rank):
 
     The same for all threads of a program; `over` points to the channel's word.
     """
-    found = late.to(tl.int64)
     words = _words_of(peers, world, rank)
-    if words != 0:
-        found += tl.load(words.to(tl.pointer_type(tl.int64)), volatile=True)
-    return tl.atomic_xchg(over, found, sem="relaxed", scope="gpu")
+    ended = tl.load(words.to(tl.pointer_type(tl.int64)), mask=words != 0, other=0, volatile=True)
+    return tl.atomic_xchg(over, late.to(tl.int64) + ended, sem="relaxed", scope="gpu")
 
 
 @triton.jit
