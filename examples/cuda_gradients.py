@@ -10,7 +10,8 @@ Without a GPU, the model is on the CPU, DDP is on Gloo, and each operator of tor
 
 Expected output without a GPU, with other times:
 
-    TO BE RUN
+    640 launches and 1.50 ms added by DDP on gloo
+    0 launches and 1.09 ms added by GradientSynchronizer
 """
 
 import os

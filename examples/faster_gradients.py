@@ -8,11 +8,11 @@ clip gradients, the last three ways also save a pass, by ``clip_in_step`` (docs/
 
 Expected output, with other times. These are of one run on an idle machine with 2 cores:
 
-    one rank alone                   25.9 ms a step
-    DDP                              +13.9 ms
-    DDP, fused_allreduce_hook        +15.3 ms
-    GradientSynchronizer             +7.5 ms
-    GradientSynchronizer, bfloat16   +7.3 ms
+    one rank alone                   21.5 ms a step
+    DDP                              +11.4 ms
+    DDP, fused_allreduce_hook        +8.6 ms
+    GradientSynchronizer             +4.9 ms
+    GradientSynchronizer, bfloat16   +5.5 ms
 """
 
 import statistics
