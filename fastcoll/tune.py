@@ -340,7 +340,10 @@ def _run_rank(options: argparse.Namespace) -> None:
     if options.device == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-        found = {"table": {}, "device": {"date": date, **measure_device(control, plan, device)}}
+        found: dict[str, Any] = {
+            "table": {},
+            "device": {"date": date, **measure_device(control, plan, device)},
+        }
     else:
         found = {"date": date, **_measure_host(control, plan)}
     if control.rank == 0:

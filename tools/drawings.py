@@ -110,6 +110,7 @@ def draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
     """Draws the time of an all_reduce over the message size, by library."""
     cases = all_reduces(records[0])
     floors = {case["size"]: floor_of(case) for case in cases}
+    floor = {size: each["median"] for size, each in floors.items() if each}
 
     def by(name: str) -> dict[int, float]:
         return {case["size"]: medians(case)[name] for case in cases}
@@ -120,10 +121,7 @@ def draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
         Curve("Intel MPI", by("mpi"), theme["muted"]),
         Curve("fastcoll", by("fastcoll"), theme["ours"], 4.5),
         Curve("fastcoll, a plan", by("fastcoll-plan"), theme["shared"]),
-        Curve(
-            *("memory alone", {size: each["median"] for size, each in floors.items() if each}),
-            *(theme["text"], 1.2, "--"),
-        ),
+        Curve("memory alone", floor, theme["text"], 1.2, "--"),
     ]
     draw_times(axes, curves, theme)
     return figure

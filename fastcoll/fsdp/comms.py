@@ -52,7 +52,10 @@ class FusedAllGather(_Staged, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gathers the [n] of each rank into [ranks * n]."""
-        return all_gather_flat(output_tensor, input_tensor, group=group, async_op=async_op)
+        work: dist.Work | None = all_gather_flat(
+            output_tensor, input_tensor, group=group, async_op=async_op
+        )
+        return work
 
 
 class FusedReduceScatter(_Staged, ReduceScatter):
