@@ -74,8 +74,9 @@ int Rendezvous::processRuns(const GroupRecord& record) const {
 /// Whether torchrun may have ended the record's process. torchrun counts restarts for each host,
 /// and one host may restart because another did. So the counts can differ for good, and only the
 /// record's age can decide. A stale record of an equal group only costs time: no process answers
-/// under its nonce until the record changes. But torchrun may restart with fewer ranks, and a record
-/// of another world size is an error. So stale records are sorted out before they are compared.
+/// under its nonce until the record changes. But torchrun may restart with fewer ranks, and a
+/// record of another world size is an error. So stale records are sorted out before they are
+/// compared.
 bool Rendezvous::mayBeStale(const GroupRecord& record) const {
   if (record.generation == own_.generation || countsDiffer.load(std::memory_order_relaxed)) {
     return false;

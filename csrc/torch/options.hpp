@@ -29,7 +29,8 @@ struct Options : c10d::Backend::Options {
   bool highPriorityStream = true;
   /// Whether wait() of a call on device tensors waits on the host, as without streams.
   bool blockingWait = false;
-  /// Settings of NCCL's communicators: an object of fastcoll/cuda/nccl_config.py; null: none is set.
+  /// Settings of NCCL's communicators: an object of fastcoll/cuda/nccl_config.py; null: none is
+  /// set.
   std::shared_ptr<void> config;
 };
 

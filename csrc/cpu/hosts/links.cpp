@@ -240,10 +240,9 @@ void Links::compare(int host, const Announced& mine, const Head& head) const {
   }
   // If the roots differ, one of the two may have had nothing to send to the other. Then this frame
   // is of another collective than `mine`.
-  throw Error(ErrorKind::Backend,
-              prefix_ + mismatch(memory_.rank(), describe(mine.signature),
-                                 memory_.memberName(hosts_.leader(host)),
-                                 describe(head.signature)));
+  throw Error(ErrorKind::Backend, prefix_ + mismatch(memory_.rank(), describe(mine.signature),
+                                                     memory_.memberName(hosts_.leader(host)),
+                                                     describe(head.signature)));
 }
 
 std::size_t Links::frameBytes(int host) const {
