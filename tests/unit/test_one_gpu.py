@@ -1,6 +1,6 @@
-"""The tables of the pages, as their records have them."""
+"""The table of kernels, as its record has it."""
 
-import tables
+import one_gpu
 
 
 def kernels_of(monkeypatch, flatten):
@@ -12,8 +12,8 @@ def kernels_of(monkeypatch, flatten):
         for name, times in (("copy 1024 MiB", {"copy": 1.0}), ("flatten m", flatten))
     ]  # fmt: skip
     record = {"command": "x", "date": "today", "versions": {"torch": "2"}, "cases": cases}
-    monkeypatch.setattr(tables, "record_of", lambda name: record)
-    lines = tables._kernels()
+    monkeypatch.setattr(one_gpu, "record_of", lambda name: record)
+    lines = one_gpu.kernels()
     shares = [line.split(" | ")[-1].rstrip(" |") for line in lines if line.startswith("| flatten")]
     return shares, lines[lines.index('<details markdown="1"><summary>How to repeat</summary>') - 2]
 
