@@ -140,7 +140,7 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--cold", action="store_true",
         help="make each call on other buffers, which together have twice the size of the last-level cache")
     add("--baseline", metavar="BACKEND", help="of the ratios (gloo, or without it the slowest)")
-    add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
+    add("--plot", metavar="FILE.png", help="draw the median times against size")
     # fmt: on
     return parser
 

@@ -33,6 +33,7 @@ _LEGEND = (
     "time: median over calls; ratio: times faster than {baseline} at the size; lead: speed-up over the "
     "fastest other library; floor: time of the memory alone, from 64 KiB"
 )
+_MOST_BUSY = 10  # percent of the machine that other processes may use
 _MPIS = {"Intel(R) MPI": "Intel MPI", "MPICH": "MPICH", "Open MPI": "Open MPI"}
 """The names of MPIs, by the start of what the library reports."""
 
@@ -129,6 +130,11 @@ class SweepTable:
                 clauses = [text for other in others for text in self._clauses(cases, name, other)]
                 if clauses:
                     lines.append(f"# {title}: {name} is {'; '.join(clauses)}")
+        busy = max((case.get("other_processes_percent") or 0 for case in self._cases), default=0)
+        if lines and busy > _MOST_BUSY:
+            lines.append(
+                f"# other processes used up to {busy:.0f}% of the machine: run it when it is idle, or add --quiet 5"
+            )
         return lines
 
     def _clauses(self, cases: list[dict[str, Any]], ours: str, other: str) -> list[str]:

@@ -195,13 +195,18 @@ def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -
         65536: {"fastcoll": 10.0, "gloo": 28.0, "mpi": 12.0, "ccl": 20.0},
     }
 
-    def answers(cases: dict[int, dict[str, float]], name: str = "all_reduce") -> list[str]:
+    def answers(
+        cases: dict[int, dict[str, float]], name: str = "all_reduce", busy: float = 0.0
+    ) -> list[str]:
         among = list(dict.fromkeys(backend for case in cases.values() for backend in case))
         table = report.SweepTable(2, among, {"mpi": mpi, "ccl": "oneCCL 1"})
         for size, case in cases.items():
             backends = {backend: statistics(time, time) for backend, time in case.items()}
             kind = {"collective": name, "size": size, "dtype": "float", "op": "sum"}
-            table.rows({**kind, "floor": None, "backends": backends, "unsupported": {}})
+            of_others = {"other_processes_percent": busy}
+            table.rows(
+                {**kind, **of_others, "floor": None, "backends": backends, "unsupported": {}}
+            )
         return table.answers()
 
     assert answers(times) == [
@@ -217,6 +222,9 @@ def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -
     assert answers(barrier, "barrier") == [
         "# barrier: fastcoll is faster than gloo, 2.00x; behind Intel MPI",
         "# barrier: fastcoll-plan is faster than gloo, 4.00x",
+    ]
+    assert answers(slow, busy=62.0)[1:] == [
+        "# other processes used up to 62% of the machine: run it when it is idle, or add --quiet 5"
     ]
     alone = {4: {"fastcoll": 2.0, "nccl": 1.0}, 64: {"fastcoll": 2.0, "nccl": 3.0}}
     assert answers(alone) == [
