@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastcoll._checks import QUIET_PERCENT
 from fastcoll.bench.collectives import bandwidths
 from fastcoll.bench.derived import floor_of
 from fastcoll.bench.record import medians
@@ -33,7 +34,6 @@ _LEGEND = (
     "time: median over calls; ratio: times faster than {baseline} at the size; lead: speed-up over the "
     "fastest other library; floor: time of the memory alone, from 64 KiB"
 )
-_MOST_BUSY = 10  # percent of the machine that other processes may use
 _MPIS = {"Intel(R) MPI": "Intel MPI", "MPICH": "MPICH", "Open MPI": "Open MPI"}
 """The names of MPIs, by the start of what the library reports."""
 
@@ -131,7 +131,7 @@ class SweepTable:
                 if clauses:
                     lines.append(f"# {title}: {name} is {'; '.join(clauses)}")
         busy = max((case.get("other_processes_percent") or 0 for case in self._cases), default=0)
-        if lines and busy > _MOST_BUSY:
+        if lines and busy > QUIET_PERCENT:
             lines.append(
                 f"# other processes used up to {busy:.0f}% of the machine: run it when it is idle, or add --quiet 5"
             )

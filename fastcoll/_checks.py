@@ -18,7 +18,13 @@ from typing import Any
 from fastcoll._built_for import UnusableBuild, needed_torch
 from fastcoll._requirements import nccl_owners
 
-__all__ = ["CHECKS", "allowed_cores", "installed_version", "run_checks", "used_by_cores"]
+__all__ = [
+    *("CHECKS", "QUIET_PERCENT"),
+    *("allowed_cores", "installed_version", "run_checks", "used_by_cores"),
+]
+
+QUIET_PERCENT = 10.0
+"""The most of the machine, in percent, that other processes may use while times are compared."""
 
 _GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}
 

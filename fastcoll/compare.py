@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastcoll._checks import used_by_cores
+from fastcoll._checks import QUIET_PERCENT, used_by_cores
 
 __all__ = ["Outcome", "main"]
 
@@ -32,7 +32,6 @@ _SERVED = re.compile(r"\[fastcoll\] group '")
 _ERROR = re.compile(r"^(?:\[rank\d+\]:)?\s*([\w.]*(?:Error|Exception)\b.*)")
 _OURS = ("FASTCOLL_REPLACE", "FASTCOLL_DEFAULT")
 _CLOSE = 1e-3  # relative difference of losses that another order of sums may explain
-_QUIET_PERCENT = 10.0
 _LAST_LINES = 12
 
 
@@ -171,7 +170,7 @@ def _faster(
         return "There are no times to compare."
     what = "The time between two losses" if None not in steps else "The whole run"
     busy = f"Other processes used {others_percent:.0f}% of the machine"
-    if others_percent > _QUIET_PERCENT:
+    if others_percent > QUIET_PERCENT:
         return f"{busy}, so the times decide nothing. Run it again when it is idle."
     word = f"{theirs / ours:.2f} times as short" if ours < theirs else "not shorter"
     return f"{busy}. {what} is {word} on fastcoll as on {name}."
