@@ -4,11 +4,17 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <map>
+#include <memory>
+#include <mutex>
+
 #include "base/entry_lock.hpp"
+#include "base/weak_registry.hpp"
 #include "cpu/worker_pool.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device_plan.hpp"
 #include "cuda/device_work.hpp"
+#include "cuda/fault_bell.hpp"
 #include "cuda/host_wait.hpp"
 #include "process_group.hpp"
 #include "torch/store_adapter.hpp"
@@ -20,6 +26,29 @@ namespace {
 ProcessGroupFastcoll::DeviceFactory& deviceFactory() {
   static auto* factory = new ProcessGroupFastcoll::DeviceFactory;
   return *factory;
+}
+
+/// The bell of the store under all prefixes, one for all groups that use it.
+std::shared_ptr<FaultBell> bellOf(c10::intrusive_ptr<c10d::Store> store) {
+  struct Bells {
+    std::mutex mutex;
+    std::map<const c10d::Store*, std::weak_ptr<FaultBell>> of;
+  };
+  static auto* all = new PerProcess<Bells>;  // outlives static destructors
+  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    store = prefixed->getUnderlyingNonPrefixStore();
+  }
+  Bells& bells = all->get();
+  const std::lock_guard<std::mutex> lock(bells.mutex);
+  std::erase_if(bells.of, [](const auto& one) { return one.second.expired(); });
+  auto& known = bells.of[store.get()];
+  auto bell = known.lock();
+  if (bell == nullptr) {
+    // It keeps the store, so no other store gets this address meanwhile.
+    bell = std::make_shared<FaultBell>(std::make_unique<StoreAdapter>(store));
+    known = bell;
+  }
+  return bell;
 }
 
 }  // namespace
@@ -69,7 +98,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   };
   auto made = std::make_shared<DeviceEngine>(
       std::move(config), deviceFactory()(store, name_, rank_, size_, options_, type),
-      std::make_unique<StoreAdapter>(store), onFault);
+      std::make_unique<StoreAdapter>(store), bellOf(store), onFault);
   deviceRegistry().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);
   throwIfOver();  // it may have ended meanwhile

@@ -38,11 +38,12 @@ std::shared_ptr<InFlightCall> flightOf(const std::vector<DeviceCall>& calls) {
 }  // namespace
 
 DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceLibrary> library,
-                           std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault)
+                           std::unique_ptr<KeyValueStore> store, std::shared_ptr<FaultBell> bell,
+                           Watchdog::OnFault onFault)
     : config_(std::move(config)),
       forkGeneration_(fastcoll::forkGeneration()),
       library_(std::move(library)),
-      watchdog_(std::make_shared<Watchdog>(config_.watchdog, std::move(store),
+      watchdog_(std::make_shared<Watchdog>(config_.watchdog, std::move(store), std::move(bell),
                                            library_->communicators(), std::move(onFault))) {}
 
 DeviceEngine::~DeviceEngine() {

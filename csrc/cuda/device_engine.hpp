@@ -68,9 +68,11 @@ struct DeviceEngineConfig {
 
 class DeviceEngine {
  public:
-  /// `store`: carries fault reports between the ranks; used by this group only.
+  /// `store`: carries fault reports between the ranks; used by this group only. `bell`: of all
+  /// groups, in the store under all prefixes.
   DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceLibrary> library,
-               std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault);
+               std::unique_ptr<KeyValueStore> store, std::shared_ptr<FaultBell> bell,
+               Watchdog::OnFault onFault);
   ~DeviceEngine();
 
   /// Makes the communicator of a device before its first call.

@@ -9,11 +9,11 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/thread.hpp"
+#include "group/faults.hpp"
 
 namespace fastcoll {
 namespace {
 
-constexpr Milliseconds kNewsTick{1000};
 constexpr Milliseconds kPoll{50};
 
 std::string progressKey(const Meeting& meeting, int rank) {
@@ -23,29 +23,17 @@ std::string progressKey(const Meeting& meeting, int rank) {
 }  // namespace
 
 PeerNews::PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
-                   std::shared_ptr<Communicators> communicators)
+                   std::shared_ptr<FaultBell> bell, std::shared_ptr<Communicators> communicators)
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
-      errors_(store_, [this](std::function<void()> job) { enqueue(std::move(job)); }),
+      bell_(std::move(bell)),
       communicators_(std::move(communicators)),
       progress_(size) {}
 
-void PeerNews::start(std::function<void()> onTick) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  onTick_ = std::move(onTick);
-  startLocked();
-}
-
-void PeerNews::startLocked() {
-  if (running_ || closed_) return;
-  startThread([self = shared_from_this()] { self->run(); }).detach();
-  running_ = true;
-}
-
 std::string PeerNews::heard() const {
-  const auto first = errors_.first();
-  return first ? first->text : "";
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return first_.value_or("");
 }
 
 /// The keys also of meetings with one rank alone: that rank passes the fault on to its other peers.
@@ -58,22 +46,57 @@ std::vector<std::string> PeerNews::faultKeys() const {
   return keys;
 }
 
-void PeerNews::enqueue(std::function<void()> job) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  startLocked();
-  jobs_.push_back(std::move(job));
-  changed_.notify_all();
+void PeerNews::listen(std::uint64_t second) noexcept {
+  try {
+    const std::uint64_t rings = bell_->rings(second);
+    const std::vector<std::string> keys = faultKeys();
+    // A meeting may be added after the ring that was for it.
+    if (rings == 0 || std::pair(rings, keys.size()) == listened_) return;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (first_) return;
+    }
+    for (const std::string& key : keys) {
+      const auto fault = readFault(*store_, key);
+      if (!fault) continue;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!first_) first_ = fault->text;
+      return;
+    }
+    listened_ = {rings, keys.size()};
+  } catch (const std::exception&) {  // again after a second
+  }
 }
 
 void PeerNews::tell(const std::string& cause, std::string progress, Milliseconds patience) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    startLocked();  // throws here, not in publish(), which would then publish nothing
-  }
   const std::string mine = cause.empty() ? heard() : concat("rank ", rank_, ": ", cause);
-  errors_.publish(faultKeys(), {ErrorKind::Backend, mine}, Milliseconds(0));
   reports_ = !cause.empty();
-  enqueue([this, progress = std::move(progress), patience] { exchange(progress, patience); });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  startThread([self = shared_from_this(), mine, progress = std::move(progress), patience] {
+    ::pthread_setname_np(::pthread_self(), "fastcoll-tell");
+    self->report(mine);
+    self->exchange(progress, patience);
+    const std::lock_guard<std::mutex> again(self->mutex_);
+    self->telling_ = false;
+    self->changed_.notify_all();
+  }).detach();
+  telling_ = true;
+}
+
+/// Publishes a fault unless another one came first. Publishes that one too under the other keys:
+/// some rank may read only this rank's keys.
+void PeerNews::report(const std::string& mine) noexcept {
+  std::optional<std::string> first;
+  try {
+    for (const std::string& key : faultKeys()) {
+      std::string there = writeFault(*store_, key, {ErrorKind::Backend, first.value_or(mine)}).text;
+      if (!first) first = std::move(there);
+    }
+    bell_->ring();
+  } catch (const std::exception&) {  // without the store each rank detects the fault itself
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!first_) first_ = first.value_or(mine);
 }
 
 std::optional<std::string> PeerNews::answers() const {
@@ -83,34 +106,7 @@ std::optional<std::string> PeerNews::answers() const {
 
 void PeerNews::stop(Milliseconds grace) noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
-  closed_ = true;
-  changed_.notify_all();
-  changed_.wait_for(lock, grace, [this] { return !running_; });
-}
-
-void PeerNews::run() noexcept {
-  ::pthread_setname_np(::pthread_self(), "fastcoll-news");
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    changed_.wait_for(lock, kNewsTick, [this] { return closed_ || !jobs_.empty(); });
-    // Report a fault even if the group ends right after it: the other ranks wait for the report.
-    if (!jobs_.empty()) {
-      const auto job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      job();
-      lock.lock();
-      continue;
-    }
-    if (closed_) break;
-    const auto onTick = onTick_;
-    lock.unlock();
-    if (onTick) onTick();
-    if (!answered_) errors_.check(faultKeys(), Milliseconds(0));
-    lock.lock();
-  }
-  running_ = false;
-  changed_.notify_all();
+  changed_.wait_for(lock, grace, [this] { return !telling_; });
 }
 
 /// Posts this rank's progress, and polls for that of the others.

@@ -1,5 +1,5 @@
-// Exchanges fault reports between the ranks of a group through the store. It has a thread of its
-// own, because a store may be slow, gone, or written in Python.
+// Exchanges fault reports between the ranks of a group through the store, on threads of fastcoll,
+// because a store may be slow, gone, or written in Python.
 //
 // Keys begin with the instance of a meeting, because a store may hold keys of an earlier life of
 // the group. `<instance>/progress/<rank>` is the progress of a rank. The first fault is written
@@ -8,60 +8,59 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
-#include <functional>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/store.hpp"
 #include "cuda/communicators.hpp"
-#include "group/faults.hpp"
+#include "cuda/fault_bell.hpp"
 
 namespace fastcoll {
 
 class PeerNews : public std::enable_shared_from_this<PeerNews> {
  public:
+  /// `store`: the group's. `bell`: rung after each report of any group.
   PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
-           std::shared_ptr<Communicators> communicators);
+           std::shared_ptr<FaultBell> bell, std::shared_ptr<Communicators> communicators);
 
-  /// Starts the thread, if it does not run. It polls for faults of other ranks and calls `onTick`
-  /// once a second: no driver can block this thread. Throws std::system_error.
-  void start(std::function<void()> onTick);
+  /// Reads the store for a fault of another rank, if the bell has rung. `second`: see FaultBell.
+  void listen(std::uint64_t second) noexcept;
   /// The first fault that a rank reported, or "": another rank, unless tell() came first.
   std::string heard() const;
   /// Reports this rank's fault and progress to the others; `cause` is "" in answer to their fault.
-  /// Then polls for their progress, at most for `patience`. Returns at once.
+  /// Then polls for their progress, at most for `patience`. Called once. Returns at once: a thread
+  /// does it. Throws std::system_error.
   void tell(const std::string& cause, std::string progress, Milliseconds patience);
   /// The answers of the others, as the end of a sentence; nullopt while some may still come.
   std::optional<std::string> answers() const;
   /// The answers received so far, in the same form.
   std::string answersSoFar() const;
-  /// Ends the thread. Waits for it at most `grace`, because its store may hang.
+  /// Waits for the end of tell(), at most `grace`, because the store may hang.
   void stop(Milliseconds grace) noexcept;
 
  private:
-  void startLocked();
-  void run() noexcept;
-  void enqueue(std::function<void()> job);
   std::vector<std::string> faultKeys() const;
+  void report(const std::string& mine) noexcept;
   void exchange(const std::string& progress, Milliseconds patience) noexcept;
 
   const int rank_;
   const int size_;
-  const std::shared_ptr<KeyValueStore> store_;  // used by the thread alone
-  ErrorChannel errors_;                         // its jobs run on the thread
+  const std::unique_ptr<KeyValueStore> store_;
+  const std::shared_ptr<FaultBell> bell_;
   const std::shared_ptr<Communicators> communicators_;
+  std::pair<std::uint64_t, std::size_t> listened_;  // the rings and the number of keys it has read
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> onTick_;
-  std::deque<std::function<void()>> jobs_;  // that use the store
-  bool running_ = false;
-  bool closed_ = false;
+  std::optional<std::string> first_;  // fault
+  bool telling_ = false;
   std::vector<int> asked_;             // ranks
   std::vector<std::string> progress_;  // of each rank, or ""
   std::string trouble_;                // of the store

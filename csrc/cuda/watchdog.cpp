@@ -2,17 +2,14 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <thread>
 #include <utility>
 
 #include "base/log.hpp"
-#include "base/thread.hpp"
-#include "cuda/capture.hpp"
+#include "cuda/watch_threads.hpp"
 
 namespace fastcoll {
 namespace {
@@ -20,8 +17,6 @@ namespace {
 // Between two polls: while a thread waits for one, and while no call is under way.
 constexpr Milliseconds kSoon{10};
 constexpr Milliseconds kIdle{1000};
-// How long a query of the device's events may take before it counts as a hang.
-constexpr Milliseconds kStall{5000};
 // How long the program has to meet a fault in a call of its own.
 constexpr Milliseconds kUnreported{1000};
 
@@ -33,11 +28,12 @@ std::string textOf(const std::exception& error) {
 }  // namespace
 
 Watchdog::Watchdog(WatchdogConfig config, std::unique_ptr<KeyValueStore> store,
-                   std::shared_ptr<Communicators> communicators, OnFault onFault)
+                   std::shared_ptr<FaultBell> bell, std::shared_ptr<Communicators> communicators,
+                   OnFault onFault)
     : config_(std::move(config)),
       communicators_(std::move(communicators)),
-      news_(
-          std::make_shared<PeerNews>(config_.rank, config_.size, std::move(store), communicators_)),
+      news_(std::make_shared<PeerNews>(config_.rank, config_.size, std::move(store),
+                                       std::move(bell), communicators_)),
       onFault_(std::move(onFault)) {}
 
 std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
@@ -65,17 +61,14 @@ void Watchdog::throwIfUnusable(const char* call) const {
 void Watchdog::track(const InFlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   throwIfUnusableLocked(flight->call);
-  if (!watching_) {
-    news_->start([weak = weak_from_this()] {
-      if (const auto dog = weak.lock()) dog->checkThread();
-    });
-    startThread([self = shared_from_this()] { self->watch(); }).detach();
-    watching_ = true;
+  if (!watched_) {
+    startWatching(shared_from_this());
+    watched_ = true;
   }
   flight->seq = ++sequence_;
   flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
   flights_.push_back(flight);
-  if (flights_.size() == 1) changed_.notify_all();
+  if (flights_.size() == 1) wakeWatching();
 }
 
 void Watchdog::untrack(const InFlightRef& flight) {
@@ -100,41 +93,33 @@ bool Watchdog::faulted(ErrorKind* kind) const {
   return true;
 }
 
-// --- the thread ----------------------------------------------------------------------------------
+// --- the threads ---------------------------------------------------------------------------------
 
-void Watchdog::watch() noexcept {
-  ::pthread_setname_np(::pthread_self(), "fastcoll-dog");
-  const RelaxedCapture relaxed;
+Milliseconds Watchdog::turn() noexcept {
+  endProcessIfDue();
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!closed_) {
-    const bool awaited = phase_ == Phase::Failing || closing_;
-    const bool idle = flights_.empty() && phase_ == Phase::Healthy && !communicators_->hasKernels();
-    changed_.wait_for(lock, awaited ? kSoon : idle ? kIdle : config_.tick);
-    if (closed_) break;
-    const Phase phase = phase_;
-    const bool late = phase == Phase::Failing && Clock::now() >= completeBy_;
-    lock.unlock();
-    endProcessIfDue();
-    if (phase == Phase::Healthy) {
-      look();
-    } else if (phase == Phase::Failing) {
-      const auto answers = late ? news_->answersSoFar() : news_->answers();
-      if (answers) completeFailure(*answers);
-    }
-    lock.lock();
+  const Phase phase = phase_;
+  lock.unlock();
+  if (phase == Phase::Healthy) {
+    look();
+  } else {
+    completeFailureIfDue();
   }
-  watching_ = false;
-  changed_.notify_all();
+  lock.lock();
+  if (phase_ == Phase::Failing || closing_) return kSoon;
+  const bool idle = flights_.empty() && phase_ == Phase::Healthy && !communicators_->hasKernels();
+  return idle ? kIdle : config_.tick;
 }
 
-/// Called on the thread of PeerNews, because a driver may block the watchdog's thread for ever.
-void Watchdog::checkThread() noexcept {
+void Watchdog::check(bool blocked) noexcept {
   endProcessIfDue();
+  completeFailureIfDue();
+  if (!blocked) return;
   std::string late;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::Healthy) return;
     const auto now = Clock::now();
-    if (phase_ != Phase::Healthy || !lookingSince_ || now < *lookingSince_ + kStall) return;
     for (const InFlightRef& flight : flights_) {
       if (now < flight->deadline) continue;
       late = concat(flight->describe(), " timed out after ", flight->timeout.count(),
@@ -143,6 +128,17 @@ void Watchdog::checkThread() noexcept {
     }
   }
   if (!late.empty()) fail(ErrorKind::Timeout, late, false);
+}
+
+void Watchdog::completeFailureIfDue() {
+  bool late = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::Failing) return;
+    late = Clock::now() >= completeBy_;
+  }
+  const auto answers = late ? news_->answersSoFar() : news_->answers();
+  if (answers) completeFailure(*answers);
 }
 
 /// Ends the process if no call has raised the fault, as torch's own NCCL backend does. Otherwise

@@ -1,13 +1,13 @@
 // Watches all calls of a group on device tensors. If one cannot end, it ends the group on all
-// ranks. It has one thread a group, from the first call on. The thread never takes the GIL, because
-// a thread that hangs may hold it.
+// ranks. Two threads of the process call it (watch_threads.hpp), from the first call on. They never
+// take the GIL, because a thread that hangs may hold it.
 //
-// The thread polls the events of calls under way, their deadlines, the library's errors, and faults
-// of other ranks (PeerNews). A fault takes two steps. At once all calls under way are marked as
+// A turn polls the events of calls under way, their deadlines, the library's errors, and faults of
+// other ranks (PeerNews). A fault takes two steps. At once all calls under way are marked as
 // failing and the communicators are aborted, on a thread that may hang. When the other ranks have
 // reported their progress, or after a limit, all works fail with that text.
 //
-// Its threads keep it alive, and close() waits for them only a moment. So no hang of a driver,
+// The threads keep it alive, and close() waits for them only a moment. So no hang of a driver,
 // library or store can block the destruction of a group.
 #pragma once
 
@@ -52,7 +52,8 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   using OnFault = std::function<void(ErrorKind, const std::string&)>;
 
   Watchdog(WatchdogConfig config, std::unique_ptr<KeyValueStore> store,
-           std::shared_ptr<Communicators> communicators, OnFault onFault);
+           std::shared_ptr<FaultBell> bell, std::shared_ptr<Communicators> communicators,
+           OnFault onFault);
 
   /// Numbers a call and watches it. Throws Error if the group has failed or was closed.
   void track(const InFlightRef& flight);
@@ -83,6 +84,13 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   /// Waits until no call is under way, at most `grace`, and fails the rest. Idempotent.
   Closed close(Milliseconds grace) noexcept;
 
+  /// One look of the first thread, which a driver may block. Returns when the next one is due.
+  Milliseconds turn() noexcept;
+  /// One look of the second thread at the first; `blocked`: it does not come back from a turn.
+  void check(bool blocked) noexcept;
+  /// Reads the store for faults of other ranks. `second`: see FaultBell.
+  void hear(std::uint64_t second) noexcept { news_->listen(second); }
+
   std::uint64_t sequence() const;
   std::string prefix(const char* call, std::uint64_t seq) const;
 
@@ -94,8 +102,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   /// Calls them on another thread, because they run a user's code.
   static void callLater(Callbacks callbacks) noexcept;
 
-  void watch() noexcept;
-  void checkThread() noexcept;
+  void completeFailureIfDue();
   void endProcessIfDue() noexcept;
   void look();
   void pollInFlight();
@@ -116,7 +123,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   std::uint64_t sequence_ = 0;       // of the last call
   std::uint64_t completed_ = 0;      // of the last call whose end was seen
   std::optional<TimePoint> lookingSince_;
-  bool watching_ = false;
+  bool watched_ = false;
   bool closing_ = false;
   bool closed_ = false;
   bool aborting_ = false;  // the library's abort has not returned

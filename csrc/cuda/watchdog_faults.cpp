@@ -8,6 +8,7 @@
 #include "base/thread.hpp"
 #include "cpu/worker_pool.hpp"
 #include "cuda/capture.hpp"
+#include "cuda/watch_threads.hpp"
 #include "cuda/watchdog.hpp"
 
 namespace fastcoll {
@@ -76,6 +77,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       aborting_ = true;
       changed_.notify_all();
     }
+    wakeWatching();
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
                                ": the group is aborted: ", withRemedy(kind, cause)));
     communicators_->endWaits();  // even if no thread can be started
@@ -169,6 +171,7 @@ Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {
   if (closed_) return {!aborting_, nullptr};
   closing_ = true;
   changed_.notify_all();
+  wakeWatching();
   const auto until = deadlineAfter(Clock::now(), std::min(grace, kLongest));
   while (!flights_.empty() && Clock::now() < until && !closed.interrupted) {
     changed_.wait_for(lock, kSlice, [this] { return flights_.empty(); });
@@ -194,9 +197,9 @@ Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {
   changed_.wait_for(lock, kAbort, [this] { return !aborting_; });
   closed_ = true;
   changed_.notify_all();
-  changed_.wait_for(lock, kThreads, [this] { return !watching_; });
   closed.quiet = !aborting_;
   lock.unlock();
+  stopWatching(shared_from_this(), kThreads);
   news_->stop(kThreads);
   return closed;
 }
