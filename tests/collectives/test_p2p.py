@@ -1,5 +1,7 @@
 """send, recv, isend, irecv, batch_isend_irecv."""
 
+import random
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,16 +50,34 @@ def test_tags_in_any_order():
             assert_same(output, torch.full((9,), float(tag)))
 
 
+@pytest.mark.parametrize("seed", range(3))
 @on_ranks(2)
-def test_tags_with_receives_first():
-    mine, other = dist.get_rank(), 1 - dist.get_rank()
-    outputs = {tag: torch.empty(9) for tag in reversed(range(20))}
-    works = [dist.irecv(output, other, tag=tag) for tag, output in outputs.items()]
-    works += [dist.isend(torch.full((9,), mine * 100.0 + t), other, tag=t) for t in range(20)]
+def test_messages_of_one_tag_keep_their_order(seed):
+    """Whatever is posted first: the k-th receive of a tag gets its k-th message. Sizes of all paths."""
+    mine, other, draw = dist.get_rank(), 1 - dist.get_rank(), random.Random(seed)
+    tags = [draw.choice([0, 1, 2**31 - 1, draw.randrange(500)]) for _ in range(400)]
+    counts = [draw.choice([1, 9, 3000, 40_000] if draw.random() < 0.1 else [1, 9]) for _ in tags]
+
+    def values(sender, number):
+        return torch.full((counts[number],), sender * 1000.0 + number)
+
+    # Both ranks draw the same: each posts in its own order, which keeps that of each tag.
+    order = {tag: iter([n for n, one in enumerate(tags) if one == tag]) for tag in tags}
+    received = random.Random(seed + mine).sample(tags, len(tags))
+    receives = [next(order[tag]) for tag in received]
+    first, works, outputs = draw.randrange(len(tags)), [], {}
+    for number in receives[:first]:
+        outputs[number] = torch.empty(counts[number])
+        works.append(dist.irecv(outputs[number], other, tag=tags[number]))
+    works += [dist.isend(values(mine, n), other, tag=tag) for n, tag in enumerate(tags)]
+    for number in receives[first:]:
+        outputs[number] = torch.empty(counts[number])
+        source = other if number % 2 else None
+        works.append(dist.irecv(outputs[number], source, tag=tags[number]))
     for work in works:
-        work.wait()
-    for tag, output in outputs.items():
-        assert_same(output, torch.full((9,), other * 100.0 + tag))
+        assert work.wait()
+    for number, output in outputs.items():
+        assert_same(output, values(other, number))
 
 
 @on_ranks(3)
@@ -89,6 +109,21 @@ def test_any_source_before_a_late_sender():
         say("looked")
         work.wait()
         assert work._source_rank() == 2 and output.item() == 5.0
+
+
+@on_ranks(2)
+def test_any_source_after_a_long_message_has_begun_to_arrive():
+    """Nothing else is under way then that would read the rest of the message."""
+    long, short = torch.full((2**20,), 3.0), torch.ones(1)
+    if dist.get_rank() == 1:
+        works = [dist.isend(long, 0, tag=1), dist.isend(short, 0, tag=2)]
+        for work in works:
+            work.wait()
+        return
+    dist.recv(torch.empty(1), tag=2)
+    output = torch.empty(2**20)
+    dist.recv(output, tag=1)
+    assert_same(output, long)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 0, 1), (2, 0, 3, 1)], ids=str)

@@ -162,7 +162,10 @@ void PointToPoint::connectPeers() {
       failWith(fault, finished);
       break;
     }
-    for (const int rank : moved) peers_[rank].elsewhere = false;
+    for (const int rank : moved) {
+      peers_[rank].elsewhere = false;
+      stirred_[rank] = 1;  // it may be unmet()
+    }
     for (const auto& [rank, name] : met) {
       peers_[rank].connecting = true;
       startJob([this, peer = rank, name = name] { connectTo(peer, name); });

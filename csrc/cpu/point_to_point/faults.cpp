@@ -46,8 +46,8 @@ void PointToPoint::failAllLocked(Finished& finished) {
     op->ended_ = true;
     all_.erase(op->place_);
   }
-  receives_.clear();
-  unexpected_.clear();
+  for (auto& posted : receives_) posted.reset();
+  for (auto& waiting : unexpected_) waiting.clear();
   anyReceives_ = 0;
   held_ = 0;
   for (Peer& peer : peers_) {
@@ -58,6 +58,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     peer.pulls.clear();
     peer.wanted.clear();
     peer.receives = 0;
+    peer.latest = nullptr;
   }
 }
 

@@ -35,7 +35,8 @@ PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
       setup_(std::move(setup)),
       ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
       pieceBytes_(std::min(PairCells::kBytes, ringBytes_ / 4)),
-      peers_(memory.size()) {}
+      peers_(memory.size()),
+      stirred_(memory.size()) {}
 
 PointToPoint::~PointToPoint() {
   stop();
@@ -56,9 +57,9 @@ void PointToPoint::submit(PointToPointRef op) {
     if (op->send) {
       peers_[op->peer].sends.push_back(op);
     } else if (!matchUnexpected(op, finished)) {
-      receives_.push_back(op);
-      ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
+      post(op);
     }
+    if (op->peer != kAnySource) stirred_[op->peer] = 1;
     std::size_t before = 0;
     do {
       before = op->moved_;
@@ -151,15 +152,20 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   lookAt_ = TimePoint::max();
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
+      if (anyReceives_ == 0 && stirred_[rank] == 0) continue;
       const Peer& peer = peers_[rank];
       const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
       if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
+      stirred_[rank] = peer.busy() || peer.unmet() ? 1 : 0;
     }
     if (lookForFaults && !moved) checkFaults(finished);
   } catch (const std::exception& error) {
     if (active()) failWith(error, finished);  // else the next operation raises it
   }
-  unmet_ = std::ranges::count_if(peers_, [](const Peer& peer) { return peer.unmet(); });
+  unmet_ = 0;
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    if (stirred_[rank] != 0 && peers_[rank].unmet()) ++unmet_;
+  }
   return moved || !finished.empty();
 }
 

@@ -23,6 +23,7 @@
 // borrow these connections for their long messages (cpu/hosts/long_messages.hpp).
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -176,6 +177,7 @@ class PointToPoint {
     std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // receives read in place
     std::deque<std::uint64_t> wanted;     // answers for which there was no room yet
     std::uint64_t arrived = 0;            // messages that have begun to arrive
+    Unexpected* latest = nullptr;         // the last of them, while it has no receive
     std::size_t receives = 0;             // unmatched ones that name this peer
     std::optional<TimePoint> waitsSince;  // when the ring's next message began to wait
     PairChannel* outChannel = nullptr;    // own channel to the peer
@@ -215,6 +217,10 @@ class PointToPoint {
   // it begins. It reads as many bytes. So in an exchange of long messages both ranks send and
   // receive in turn, and their cells pass back and forth.
   static constexpr std::size_t kTurnBytes = PairCells::kBytes;
+  static constexpr std::size_t kTagHashes = 64;
+  static std::size_t hashOf(int tag) {  // Knuth's multiplicative hash, its 6 highest bits
+    return (static_cast<std::uint32_t>(tag) * 2654435769U) >> 26;
+  }
   // progress() reads so many bytes in place in a peer's arena.
   static constexpr std::size_t kPullBytes = std::size_t{1} << 20;
 
@@ -259,6 +265,8 @@ class PointToPoint {
   std::uint64_t inArena(const Message& message) const;
 
   // receiving.cpp
+  void post(const PointToPointRef& op);
+  PointToPointRef takeReceive(int rank, int tag);
   bool matchUnexpected(const PointToPointRef& op, Finished& finished);
   bool takeRecords(int rank, Finished& finished);
   bool waitsForReceive(Peer& peer, const RecordHead& head);
@@ -310,15 +318,18 @@ class PointToPoint {
 
   std::mutex mutex_;
   std::vector<Peer> peers_;
-  std::deque<PointToPointRef> receives_;  // posted and unmatched, in order
-  std::size_t anyReceives_ = 0;           // of them from any source
-  std::list<Unexpected> unexpected_;      // in order of arrival
-  std::size_t held_ = 0;                  // bytes of their payloads
-  bool full_ = false;                     // senders were notified to send less
-  TimePoint lookAt_ = TimePoint::max();   // when to call progress() without a bell
-  std::list<PointToPointRef> all_;        // every operation that is not done, in order
-  std::uint64_t looks_ = 0;               // calls of progress
-  std::ptrdiff_t unmet_ = 0;              // peers that were unmet() at the last call of progress()
+  std::vector<char> stirred_;  // of each peer: whether it may be busy() or unmet()
+  // For each hash of a tag: posted and unmatched receives in order, and messages in order of
+  // arrival.
+  std::array<std::unique_ptr<std::deque<PointToPointRef>>, kTagHashes> receives_;
+  std::array<std::list<Unexpected>, kTagHashes> unexpected_;
+  std::size_t anyReceives_ = 0;          // unmatched, from any source
+  std::size_t held_ = 0;                 // bytes of their payloads
+  bool full_ = false;                    // senders were notified to send less
+  TimePoint lookAt_ = TimePoint::max();  // when to call progress() without a bell
+  std::list<PointToPointRef> all_;       // every operation that is not done, in order
+  std::uint64_t looks_ = 0;              // calls of progress
+  std::ptrdiff_t unmet_ = 0;             // peers that were unmet() at the last call of progress()
 
   std::atomic<int> waiters_{0};
   std::condition_variable background_;

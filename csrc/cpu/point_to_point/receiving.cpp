@@ -102,17 +102,15 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), " sends ", length,
                 " bytes of a message of ", message.bytes, kReportThis);
   }
-  const auto match = std::ranges::find_if(receives_, [&](const PointToPointRef& op) {
-    return (op->peer == rank || op->peer == kAnySource) && op->tag == message.tag;
-  });
-  if (match == receives_.end()) {
-    unexpected_.push_back(std::move(message));
-    if (length > 0) keep(unexpected_.back(), payload, length);
+  peer.latest = nullptr;
+  PointToPointRef op = takeReceive(rank, message.tag);
+  if (op == nullptr) {
+    auto& waiting = unexpected_[hashOf(message.tag)];
+    waiting.push_back(std::move(message));
+    peer.latest = &waiting.back();
+    if (length > 0) keep(waiting.back(), payload, length);
     return;
   }
-  const PointToPointRef op = *match;
-  receives_.erase(match);
-  --(op->peer == kAnySource ? anyReceives_ : peer.receives);
   accept(*op, message);
   for (const auto& [from, bytes] : payload) {
     if (bytes > 0) store(*op, from, bytes);
@@ -140,24 +138,45 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
     finish(op, finished);
     return;
   }
-  // Begun long ago or just now. The sender sends pieces of one such message at a time.
-  const auto held = std::find_if(
-      unexpected_.rbegin(), unexpected_.rend(),
-      [&](const auto& message) { return message.source == rank && message.number == number; });
-  if (held == unexpected_.rend()) {
+  // The sender writes such pieces before it begins another message.
+  if (peer.latest == nullptr || peer.latest->number != number) {
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
                 " sends a piece of message ", number, ", which is not under way", kReportThis);
   }
-  keep(*held, payload, head.length);
+  keep(*peer.latest, payload, head.length);
+}
+
+/// Takes the first posted receive that matches; nullptr if there is none.
+PointToPointRef PointToPoint::takeReceive(int rank, int tag) {
+  auto* const posted = receives_[hashOf(tag)].get();
+  if (posted == nullptr) return nullptr;
+  const auto match = std::ranges::find_if(*posted, [&](const PointToPointRef& op) {
+    return (op->peer == rank || op->peer == kAnySource) && op->tag == tag;
+  });
+  if (match == posted->end()) return nullptr;
+  const PointToPointRef op = *match;
+  posted->erase(match);
+  --(op->peer == kAnySource ? anyReceives_ : peers_[rank].receives);
+  return op;
+}
+
+void PointToPoint::post(const PointToPointRef& op) {
+  auto& posted = receives_[hashOf(op->tag)];
+  if (posted == nullptr) posted = std::make_unique<std::deque<PointToPointRef>>();
+  posted->push_back(op);
+  ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
 }
 
 bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
-  const auto match = std::ranges::find_if(unexpected_, [&](const Unexpected& message) {
+  auto& waiting = unexpected_[hashOf(op->tag)];
+  const auto match = std::ranges::find_if(waiting, [&](const Unexpected& message) {
     return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
   });
-  if (match == unexpected_.end()) return false;
+  if (match == waiting.end()) return false;
+  Unexpected*& latest = peers_[match->source].latest;
+  if (latest == &*match) latest = nullptr;
   const Unexpected message = std::move(*match);
-  unexpected_.erase(match);
+  waiting.erase(match);
   hold(-static_cast<std::ptrdiff_t>(message.held));
   try {
     accept(*op, message);
@@ -226,6 +245,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
     return;
   }
   Peer& peer = peers_[message.source];
+  stirred_[message.source] = 1;
   if (peer.elsewhere) {
     receiveBody(*op);
     return;

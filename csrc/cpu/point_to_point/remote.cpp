@@ -16,6 +16,8 @@ namespace {
 
 // How often a wait on the network checks whether the group has failed or is shut down.
 constexpr Milliseconds kSlice{20};
+// How often the end of a group checks whether the network has taken all records.
+constexpr std::chrono::microseconds kPoll{200};
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
@@ -372,7 +374,13 @@ void PointToPoint::flushRemote(TimePoint until) {
       peer.channel->sayGoodbye();
     });
     if (!connected) return;
-    each([until](int, Peer& peer) { peer.channel->flush(until); });
+    for (bool sent = false; !sent && !memory_.aborted() && Clock::now() < until;) {
+      sent = true;
+      each([&sent](int, Peer& peer) { sent = peer.channel->sent() && sent; });
+      lock.unlock();
+      std::this_thread::sleep_for(sent ? Milliseconds(0) : kPoll);
+      lock.lock();
+    }
     lock.unlock();
     setup_.network()->drain(Clock::now() + Network::kDrain);
     lock.lock();

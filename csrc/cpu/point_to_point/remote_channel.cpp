@@ -1,5 +1,6 @@
 #include "cpu/point_to_point/remote_channel.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -94,19 +95,13 @@ void RemoteChannel::sayGoodbye() {
   say(RecordHead::kGoodbye);
 }
 
-bool RemoteChannel::flush(TimePoint until) {
-  const auto ended = [until](Slot& slot) {
-    if (slot.transfer != nullptr && !slot.transfer->wait(until)) return false;
+bool RemoteChannel::sent() {
+  const auto ended = [](Slot& slot) {
+    if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now())) return false;
     slot.transfer.reset();
     return true;
   };
-  for (Slot& slot : out_) {
-    if (!ended(slot)) return false;
-  }
-  for (Slot& slot : words_) {
-    if (!ended(slot)) return false;
-  }
-  return true;
+  return std::ranges::all_of(out_, ended) && std::ranges::all_of(words_, ended);
 }
 
 bool RemoteChannel::wait(TimePoint until) {

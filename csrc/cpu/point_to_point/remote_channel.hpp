@@ -44,8 +44,8 @@ class RemoteChannel {
   void setFull(bool full) { full_ = full; }
   /// Sends the close notice, the last record.
   void sayGoodbye();
-  /// Waits until the network has taken all records; false when `until` passed first.
-  bool flush(TimePoint until);
+  /// Whether the network has taken all records.
+  bool sent();
 
   /// Waits until the next record has arrived; false when `until` passed first. Call from one thread
   /// at a time, without the lock; no other thread reads meanwhile.
