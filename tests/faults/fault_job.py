@@ -22,6 +22,8 @@ from launcher import Launcher
 from ranks import Limit, Ranks, RanksFailed
 from suite_rules import bound
 
+NAMED_MEMORY = "/dev/shm"
+
 
 class Job(Ranks):
     """Some ranks that run one scenario."""
@@ -154,13 +156,13 @@ class Jobs:
                     os.kill(pid, signal.SIGKILL)
         new = {name for name, _ in _shared_files() - self._before}
         if left := sorted(name for name in new if _is_of_ranks(name, pids)):
-            found.append(f"in /dev/shm {left}")
+            found.append(f"in {NAMED_MEMORY} {left}")
         return found
 
 
 def _shared_files() -> set[tuple[str, int]]:
-    """Return name and inode of each file in /dev/shm."""
-    return {(entry.name, entry.inode()) for entry in os.scandir("/dev/shm")}
+    """Return name and inode of each file in NAMED_MEMORY."""
+    return {(entry.name, entry.inode()) for entry in os.scandir(NAMED_MEMORY)}
 
 
 def _is_of_ranks(name: str, pids: set[int]) -> bool:

@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import fault_job
 import psutil
 import pytest
 import ranks
@@ -101,21 +102,19 @@ def leaves(rank: Rank, files: list[str]):
     return child.pid
 
 
-def test_what_ranks_leave_is_found(own_jobs):
-    """Names in /dev/shm that only contain the process's number are of others."""
+def test_what_ranks_leave_is_found(own_jobs, monkeypatch, tmp_path):
+    """Names that only contain the process's number are of others. Not in /dev/shm, where other tests look."""
+    folder = tmp_path / "named"
+    folder.mkdir()
+    monkeypatch.setattr(fault_job, "NAMED_MEMORY", folder)
     names = ["torch_{pid}_17_0", "fastcoll-{pid}", "torch_1{pid}_{pid}_{pid}", "other-{pid}"]
-    job = own_jobs(1, leaves, [f"/dev/shm/{name}" for name in names])
+    job = own_jobs(1, leaves, [f"{folder}/{name}" for name in names])
     pid = job.pids[0]
-    try:
-        child = job.hear(0)
-        job.ended_well()
-        found = own_jobs.close()
-    finally:
-        for name in names:
-            os.unlink(f"/dev/shm/{name.format(pid=pid)}")
-    assert found == [
+    child = job.hear(0)
+    job.ended_well()
+    assert own_jobs.close() == [
         f"processes [{child}]",
-        f"in /dev/shm {[f'fastcoll-{pid}', f'torch_{pid}_17_0']}",
+        f"in {folder} {[f'fastcoll-{pid}', f'torch_{pid}_17_0']}",
     ]
 
 
