@@ -125,6 +125,12 @@ def _difference(theirs: Sequence[float], ours: Sequence[float]) -> tuple[str, bo
     return f"{len(apart)} of {len(pairs)} losses differ, by {gap:.2g} of their size at most", well
 
 
+def _unusable(name: str, outcome: Outcome) -> str:
+    if outcome.served:
+        return f"The job names fastcoll itself. Name {name} in it, and compare again."
+    return f"fastcoll served no group: the job made none of {name} or of no name."
+
+
 def _report(
     name: str, runs: dict[str, list[Outcome]], others_percent: float
 ) -> tuple[list[str], int]:
@@ -143,13 +149,6 @@ def _report(
         _row("errors printed", [str(each) for each in errors]),
         "",
     ]
-    problems = []
-    if any(run.served for run in runs[name]):
-        problems.append(f"The job names fastcoll itself. Name {name} in it, and compare again.")
-    if not any(run.served for run in runs["fastcoll"]):
-        problems.append(f"fastcoll served no group: the job made none of {name} or of no name.")
-    if problems:
-        return [*lines, *problems], 2
     for title, side in zip((name, "fastcoll"), sides, strict=True):
         lines += [f"{title}: {error}" for error in dict.fromkeys(side[0].errors)][:3]
     said, same = _difference(*(first.losses for first in firsts))
@@ -222,6 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if outcome.status:
                 last = outcome.log.read_text().splitlines()[-_LAST_LINES:]
                 print(f"it ended with {outcome.status}:", *last, sep="\n  ", file=sys.stderr)
+            if outcome.served != (side == "fastcoll"):
+                print(_unusable(name, outcome), f"All that it printed: {outcome.log}", sep="\n")
+                return 2
     ours_used, busy, whole = (now - then for now, then in zip(_used(), before, strict=True))
     others = max(0.0, 100 * (busy - ours_used) / whole) if whole > 0 else 0.0
     lines, status = _report(name, runs, others)

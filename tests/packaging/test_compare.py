@@ -76,6 +76,13 @@ def test_verdicts(
     assert found == status and expected in out, out
 
 
+def test_a_job_that_names_fastcoll_runs_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = compared(capfd, *job(tmp_path, theirs=True))
+    assert (status, err) == (2, "run 1 of 2 on gloo ...\n")
+
+
 def test_a_job_that_can_not_be_started(capfd: pytest.CaptureFixture[str]) -> None:
     status, _, err = compared(capfd, "--", "/nonexistent/torchrun", "x.py")
     assert status == 2

@@ -1,6 +1,7 @@
 """The commands of README.md, and the code of the quickstart and the page of gradients, print what the page has."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from launcher import Launcher
 from torch import nn
 from torchrun import torchrun
 from world import Worlds
+
+from fastcoll import tune
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -63,6 +66,18 @@ def test_the_page_has_what_the_examples_print() -> None:
     (report,) = (block for block in blocks(README) if "last completed" in block)
     for line in report.splitlines():
         assert f"    {line}\n" in examples["which_rank_hangs.py"], line
+
+
+def test_commands_of_the_tuner_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tools/check_pages.py parses those of the benchmark. The tuner needs torch."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pages = [README, *(page.read_text() for page in (ROOT / "docs").rglob("*.md"))]
+    given = re.findall(
+        r"^(?:\$ )?(?:torchrun .*-m )?fastcoll[ .]tune\b(.*)", "\n".join(pages), re.M
+    )
+    assert " --device cuda" in given
+    for arguments in given:
+        tune._options(shlex.split(arguments, comments=True))
 
 
 @pytest.mark.full
