@@ -5,9 +5,13 @@
 // cores that share a cache this costs little, and the peer finds the new bytes in that cache.
 // Between other cores it costs several times as much as a streaming store. The case differs from
 // pair to pair, and changes when the system moves a thread or a virtual machine's cores. So a
-// ring's writer chooses by the measured costs of its segments. Each rank chooses alone, because the
-// choice changes no bit. Segments into which peers write get plain stores without a measurement:
-// their lines come back to their owner's cache, so streaming gains little at best.
+// ring's writer chooses by the measured costs of its segments. The kernel's report of caches does
+// not decide it: on one virtual machine whose cores share a cache by that report, broadcasts of
+// 1 MiB took 34 to 471 us with plain stores, and 35 to 49 us with this choice, in turns.
+//
+// Each rank chooses alone, because the choice changes no bit. Segments into which peers write get
+// plain stores without a measurement: their lines come back to their owner's cache, so streaming
+// gains little at best.
 #pragma once
 
 #include <array>
