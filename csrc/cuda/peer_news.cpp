@@ -69,12 +69,13 @@ void PeerNews::listen(std::uint64_t second) noexcept {
 }
 
 void PeerNews::tell(const std::string& cause, std::string progress, Milliseconds patience) {
-  const std::string mine = cause.empty() ? heard() : concat("rank ", rank_, ": ", cause);
+  std::string first = heard();
+  if (first.empty()) first = concat("rank ", rank_, ": ", cause);
   reports_ = !cause.empty();
   const std::lock_guard<std::mutex> lock(mutex_);
-  startThread([self = shared_from_this(), mine, progress = std::move(progress), patience] {
+  startThread([self = shared_from_this(), first, progress = std::move(progress), patience] {
     ::pthread_setname_np(::pthread_self(), "fastcoll-tell");
-    self->report(mine);
+    self->report(first);
     self->exchange(progress, patience);
     const std::lock_guard<std::mutex> again(self->mutex_);
     self->telling_ = false;
@@ -83,20 +84,20 @@ void PeerNews::tell(const std::string& cause, std::string progress, Milliseconds
   telling_ = true;
 }
 
-/// Publishes a fault unless another one came first. Publishes that one too under the other keys:
-/// some rank may read only this rank's keys.
-void PeerNews::report(const std::string& mine) noexcept {
-  std::optional<std::string> first;
+/// Publishes a fault under all keys, because some rank may read only this rank's. If the first key
+/// holds another fault, that one came first.
+void PeerNews::report(std::string first) noexcept {
   try {
+    bool known = false;
     for (const std::string& key : faultKeys()) {
-      std::string there = writeFault(*store_, key, {ErrorKind::Backend, first.value_or(mine)}).text;
-      if (!first) first = std::move(there);
+      std::string there = writeFault(*store_, key, {ErrorKind::Backend, first}).text;
+      if (!std::exchange(known, true)) first = std::move(there);
     }
     bell_->ring();
   } catch (const std::exception&) {  // without the store each rank detects the fault itself
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!first_) first_ = first.value_or(mine);
+  if (!first_) first_ = std::move(first);
 }
 
 std::optional<std::string> PeerNews::answers() const {

@@ -47,7 +47,7 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
 
  private:
   std::vector<std::string> faultKeys() const;
-  void report(const std::string& mine) noexcept;
+  void report(std::string first) noexcept;
   void exchange(const std::string& progress, Milliseconds patience) noexcept;
 
   const int rank_;
