@@ -19,9 +19,10 @@ import torch
 from fastcoll.bench.kernel_cases import Case, total, verified
 from fastcoll.buckets import BucketLayout
 from fastcoll.cuda.symmetric import ROOM, Room
-from fastcoll.kernels import one_shot, ring, two_shot
+from fastcoll.kernels import ring
 from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.peers import PeerBuffers, PeerLayout
+from fastcoll.kernels.staged import one_shot, two_shot
 
 __all__ = [
     "ALGORITHMS",

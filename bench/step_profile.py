@@ -24,8 +24,7 @@ STEPS = 5
 _COLLECTIVES = (
     "nccl",
     "onerankreduce",  # NCCL's at one rank
-    "one_shot_kernel",
-    "two_shot_kernel",
+    "staged_kernel",  # one_shot and two_shot
     "ring_kernel",
     "bucket_kernel",  # copies results out too
 )

@@ -4,8 +4,8 @@
     reduce.py     k buffers into one: prepare_reduce
 
     peers.py           peer-mapped memory: PeerLayout, PeerBuffers, PeerFault
-    one_shot.py        all-reduce: every rank reads all messages
-    two_shot.py        all-reduce: every rank reduces its share, then fetches the others
+    staged.py          all-reduce: every rank reads all messages (one_shot), or reduces its share and then fetches the
+                       others (two_shot)
     bucket_all_reduce.py   all-reduce of buckets, into the tensors
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastcoll.buckets import GRAIN
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS, dtype_name
+from fastcoll.kernels._dtypes import dtype_name
 from fastcoll.kernels._launch import prepared
 from fastcoll.kernels._plan import double_bits
 from fastcoll.kernels.peers import PeerBuffers
@@ -23,12 +21,10 @@ __all__ = [
     "REGISTERS",
     "WARPS",
     "Table",
-    "all_reduce_by",
     "arithmetic",
     "block_of",
     "pack",
     "signature_of",
-    "staged_table",
     "types_of",
 ]
 
@@ -66,81 +62,6 @@ def signature_of(kernel: Any) -> dict[str, str]:
 def types_of(first: torch.dtype, second: torch.dtype) -> str:
     """Returns two dtypes as text, in the form of the compile table's rows."""
     return dtype_name(first) + (f"->{dtype_name(second)}" if second != first else "")
-
-
-@functools.cache
-def staged_table(algorithm: str, kernel: Any) -> Table:
-    """Returns the configurations of a kernel that uses staging."""
-
-    def configuration(message: torch.dtype, wire: torch.dtype) -> Configuration:
-        return Configuration(
-            name=f"{algorithm} {types_of(message, wire)}",
-            kernel=kernel,
-            signature=signature_of(kernel),
-            constexprs={
-                "MESSAGE": ELEMENT[message],
-                "WIRE": ELEMENT[wire],
-                "BLOCK": block_of(message, wire),
-            },
-            divisible_by_16=frozenset({"stage_bytes"}),
-            num_warps=WARPS,
-            options=OPTIONS,
-        )
-
-    return {pair: configuration(*pair) for pair in PAIRS}
-
-
-def all_reduce_by(algorithm: str, kernel: Any, cuts: bool = False) -> Callable[..., C.Launch]:
-    """Returns the function ``prepare_all_reduce`` of a kernel that uses staging.
-
-    Args:
-        algorithm: Name of the algorithm.
-        kernel: The kernel.
-        cuts: Whether each rank reduces a share of a piece, so that pieces are multiples of GRAIN for each rank.
-    """
-
-    def prepare_all_reduce(
-        source: torch.Tensor,
-        out: torch.Tensor,
-        peers: PeerBuffers,
-        *,
-        op: str = "sum",
-        scale: float = 1.0,
-        wire_dtype: torch.dtype | None = None,
-    ) -> C.Launch:
-        """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
-
-        Args:
-            source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16
-                or bfloat16.
-            out: Like `source`; may be `source` itself.
-            peers: The ranks' buffers.
-            op: "sum" or "avg".
-            scale: Factor of the result, applied before rounding.
-            wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
-
-        Raises:
-            RuntimeError: The buffers are closed.
-        """
-        wire = wire_dtype or source.dtype
-        channels, stage = peers.layout.channels, peers.layout.stage_bytes
-        grain = GRAIN * (peers.world_size if cuts else 1)
-        staged = stage // wire.itemsize // grain * grain
-        # C++ computes the number of programs, and a piece's elements, from the number of elements.
-        return pack(
-            staged_table(algorithm, kernel)[source.dtype, wire],
-            peers,
-            channels,
-            (source, out),
-            (
-                *(source.numel(), 0, stage),
-                *arithmetic(op, scale, peers),
-                *(peers.limit, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
-            ),
-            pieces=(5, block_of(source.dtype, wire), grain, staged, channels),
-        )
-
-    return prepare_all_reduce
 
 
 def arithmetic(op: str, scale: float, peers: PeerBuffers) -> tuple[int, int]:

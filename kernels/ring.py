@@ -107,8 +107,8 @@ def prepare_all_reduce(
 ) -> C.Launch:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
-    The arguments are those of ``one_shot.prepare_all_reduce``. The wire dtype is that of results: partial results
-    travel in float32.
+    The arguments are those of ``staged.one_shot.prepare_all_reduce``. The wire dtype is that of results: partial
+    results travel in float32.
 
     Raises:
         RuntimeError: The buffers are closed.

@@ -91,9 +91,10 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
     Raises:
         Exception: Any error of compiling.
     """
-    from fastcoll.kernels import one_shot, ring, two_shot
+    from fastcoll.kernels import ring
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
     from fastcoll.kernels.flatten import Flatten
+    from fastcoll.kernels.staged import one_shot, two_shot
 
     buffers = peers.buffers
     device = buffers.device

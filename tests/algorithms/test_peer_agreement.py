@@ -116,7 +116,8 @@ def test_ranks_that_map_nothing_try_kernels_at_the_first_list(works):
 @contextlib.contextmanager
 def broken(change):
     """Kernels that do not work on this rank: what Triton or the device would do is played."""
-    from fastcoll.kernels import flatten, two_shot
+    from fastcoll.kernels import flatten
+    from fastcoll.kernels.staged import two_shot
 
     over = threading.Event()
 

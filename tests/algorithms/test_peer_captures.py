@@ -176,7 +176,7 @@ def test_a_launch_follows_the_last_of_its_kind():
     dist.all_reduce(x)
     current = recording_device.name_of(torch.accelerator.current_stream())
     marks = recording_device.log("record", "block", "launch")
-    kernels = [at for at, e in enumerate(marks) if e.what == "one_shot_kernel"]
+    kernels = [at for at, e in enumerate(marks) if e.what == "staged_kernel"]
     here = [at for at in kernels if marks[at].stream == current]
     first = marks[kernels[0]].stream
     captured_at, last = here

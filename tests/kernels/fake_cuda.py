@@ -78,7 +78,7 @@ def described(
 
 
 def first_of_each(modules: Sequence[str]) -> Iterator[tuple[Any, Any]]:
-    """Yields a configuration of each kernel, and its machine code for Hopper."""
+    """Yields a configuration of each name, and its machine code for Hopper."""
     from triton.backends.compiler import GPUTarget
 
     from fastcoll.kernels._launch import compile_for, require_parameters
@@ -86,7 +86,7 @@ def first_of_each(modules: Sequence[str]) -> Iterator[tuple[Any, Any]]:
     first: dict[Any, Any] = {}
     for name in modules:
         for configuration in importlib.import_module(f"fastcoll.kernels.{name}").configurations():
-            first.setdefault(configuration.kernel, configuration)
+            first.setdefault(configuration.name.split()[0], configuration)
     for configuration in first.values():
         compiled = compile_for(configuration, GPUTarget("cuda", 90, 32))
         require_parameters(configuration, compiled)

@@ -4,7 +4,6 @@ Imported by the tests for the names of these functions, and by the ranks, which 
 import kernels, as the test process may have compiled ones.
 """
 
-import importlib
 import os
 import random
 import time
@@ -41,9 +40,11 @@ class Case:
 
 
 def prepare(algorithm: str, collective: str, *sides: Any, **options: Any) -> Any:
-    """Returns a launch of what ``fastcoll.kernels.one_shot.prepare_all_reduce`` and its like prepare."""
-    module = importlib.import_module(f"fastcoll.kernels.{algorithm}")
-    return getattr(module, f"prepare_{collective}")(*sides, **options)
+    """Returns a launch of what ``ring.prepare_all_reduce`` and its like prepare."""
+    from fastcoll.kernels import ring, staged
+
+    ways = {"ring": ring, "one_shot": staged.one_shot, "two_shot": staged.two_shot}
+    return getattr(ways[algorithm], f"prepare_{collective}")(*sides, **options)
 
 
 def mapped(name: str, size: int) -> list[torch.Tensor]:

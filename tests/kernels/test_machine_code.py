@@ -74,7 +74,7 @@ def test_every_configuration_compiles_as_recorded(table: Path) -> None:
 
 
 def test_the_table_has_what_a_launch_compiles() -> None:
-    done = in_a_process_that_compiles("-c", SCRIPT, *EXCHANGES)
+    done = in_a_process_that_compiles("-c", SCRIPT, "staged", "bucket_all_reduce", "ring")
     assert done.returncode == 0, done.stderr
 
 

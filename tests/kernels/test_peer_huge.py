@@ -16,7 +16,8 @@ import torch
 from kernel_cases import numbers, same_numbers
 from triton.runtime import interpreter
 
-from fastcoll.kernels import _launch, one_shot, peers, ring, two_shot
+from fastcoll.kernels import _launch, peers, ring
+from fastcoll.kernels.staged import one_shot, two_shot
 
 NO_RESERVE = 0x4000  # of mmap(2); the module has no name for it before Python 3.13
 STAGE, SLOT, SLOTS = 24576, 16384, 2
@@ -93,19 +94,19 @@ def ordinary(ranks: int, length: int) -> list[torch.Tensor]:
     return [numbers(length, torch.bfloat16, seed, ordinary=True) for seed in range(ranks)]
 
 
-@pytest.mark.parametrize("module", [one_shot, two_shot])
-def test_all_reduce(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [one_shot, two_shot])
+def test_all_reduce(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, ranks = 2, 3
     last = LastProgram(monkeypatch, rank, ranks, COUNT)
     source, out = sparse(COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
-    module.prepare_all_reduce(source, out, last.buffers)()
+    way.prepare_all_reduce(source, out, last.buffers)()
     values = ordinary(ranks, last.length)
     expected = kernel_oracle.all_reduce(values)
     share = -(-last.length // (16 * ranks)) * 16
     source[last.start :] = values[rank]
     for peer in range(rank):
         content = values[peer].clone()
-        if module is two_shot:  # has reduced its share already
+        if way is two_shot:  # has reduced its share already
             mine = slice(peer * share, (peer + 1) * share)
             content[mine] = expected[mine]
         last.staged(peer, torch.bfloat16, 0, last.length).copy_(content)

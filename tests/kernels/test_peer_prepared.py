@@ -7,8 +7,8 @@ from on_ranks import on_ranks
 from peer_ranks import here
 from test_peer_exchange import KINDS
 
-from fastcoll.kernels import one_shot
 from fastcoll.kernels.peers import PeerBuffers, PeerLayout
+from fastcoll.kernels.staged import one_shot
 
 ROUNDS = 3
 OTHER_RINGS = [("reduce_scatter", "ring"), ("all_gather", "ring")]

@@ -2,13 +2,13 @@
 
 n is the number of ranks, and W the size of the message as it travels.
 
-one_shot: every rank reads all messages, by the kernel of fastcoll.kernels.one_shot.
+one_shot: every rank reads all messages, by the kernel of fastcoll.kernels.staged.
     Phases: stage the message (cast to the wire dtype), exchange flags, read and reduce all ranks' messages. A list is
     reduced as by two_shot.
     Bytes: (n - 1) W. Steps: 1. Launches: 1.
     Chosen for small messages, whose time depends on the steps.
 
-two_shot: a rank reduces its share, then fetches the others, by the kernel of fastcoll.kernels.two_shot.
+two_shot: a rank reduces its share, then fetches the others, by the same kernel.
     Phases: stage the message (cast to the wire dtype), exchange flags, reduce the own share, exchange flags, fetch the
     others. A list is flattened into this rank's bucket in the mapped memory, reduced there, and fetched into the
     tensors.
@@ -70,14 +70,14 @@ def refuse_shot(call: Call, topology: Topology) -> str:
 
 def prepare_one_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
     """Returns the launches for a call."""
-    from fastcoll.kernels import one_shot
+    from fastcoll.kernels.staged import one_shot
 
     return _shot(one_shot.prepare_all_reduce, call, pieces, context)
 
 
 def prepare_two_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
     """Returns the launches for a call."""
-    from fastcoll.kernels import two_shot
+    from fastcoll.kernels.staged import two_shot
 
     return _shot(two_shot.prepare_all_reduce, call, pieces, context)
 
