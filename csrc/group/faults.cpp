@@ -161,9 +161,4 @@ std::optional<Fault> ErrorChannel::check(std::vector<std::string> keys,
   }
 }
 
-std::optional<Fault> ErrorChannel::first() const {
-  const std::lock_guard<std::mutex> lock(shared_->mutex);
-  return shared_->first;
-}
-
 }  // namespace fastcoll

@@ -43,8 +43,6 @@ class ErrorChannel {
   Fault publish(std::vector<std::string> keys, const Fault& fault, Milliseconds patience) noexcept;
   /// The first fault under the keys, if it was read within `patience`. Otherwise call again.
   std::optional<Fault> check(std::vector<std::string> keys, Milliseconds patience) noexcept;
-  /// The first fault, as far as it is known; does not read the store.
-  std::optional<Fault> first() const;
 
  private:
   struct Shared;
