@@ -29,10 +29,10 @@ struct Watch {
     TimePoint since;               // since when
   };
   std::mutex mutex;  // taken after a Watchdog's; not held while a Watchdog is called
-  std::vector<std::shared_ptr<Watchdog>> dogs;
+  std::vector<std::shared_ptr<Watchdog>> groups;
   bool woken = false;
-  Thread patrol;
-  Thread news;
+  Thread calls;
+  Thread store;
   std::condition_variable left;
 };
 
@@ -44,13 +44,13 @@ Watch& watch() {
 /// Calls `use` without the lock for each group that is still watched.
 template <typename Use>
 void forEach(Watch& all, Watch::Thread& thread, std::unique_lock<std::mutex>& lock, Use use) {
-  auto round = all.dogs;
-  for (const auto& dog : round) {
-    if (std::find(all.dogs.begin(), all.dogs.end(), dog) == all.dogs.end()) continue;
-    thread.at = dog.get();
+  auto round = all.groups;
+  for (const auto& group : round) {
+    if (std::find(all.groups.begin(), all.groups.end(), group) == all.groups.end()) continue;
+    thread.at = group.get();
     thread.since = Clock::now();
     lock.unlock();
-    use(*dog);
+    use(*group);
     lock.lock();
     thread.at = nullptr;
     all.left.notify_all();
@@ -60,29 +60,29 @@ void forEach(Watch& all, Watch::Thread& thread, std::unique_lock<std::mutex>& lo
   lock.lock();
 }
 
-void patrol(Watch& all) {
+void pollCalls(Watch& all) {
   ::pthread_setname_np(::pthread_self(), "fastcoll-dog");
   const RelaxedCapture relaxed;
   std::unique_lock<std::mutex> lock(all.mutex);
-  while (!all.dogs.empty()) {
+  while (!all.groups.empty()) {
     all.woken = false;
     Milliseconds rest = kSecond;
-    forEach(all, all.patrol, lock, [&](Watchdog& dog) { rest = std::min(rest, dog.turn()); });
-    all.patrol.wake.wait_for(lock, rest, [&] { return all.woken; });
+    forEach(all, all.calls, lock, [&](Watchdog& group) { rest = std::min(rest, group.turn()); });
+    all.calls.wake.wait_for(lock, rest, [&] { return all.woken; });
   }
-  all.patrol.running = false;
+  all.calls.running = false;
 }
 
-void hearNews(Watch& all) {
+void pollStore(Watch& all) {
   ::pthread_setname_np(::pthread_self(), "fastcoll-news");
   std::unique_lock<std::mutex> lock(all.mutex);
-  for (std::uint64_t second = 1; !all.dogs.empty(); ++second) {
-    const bool blocked = all.patrol.at != nullptr && Clock::now() > all.patrol.since + kStall;
-    forEach(all, all.news, lock, [&](Watchdog& dog) { dog.check(blocked); });
-    forEach(all, all.news, lock, [&](Watchdog& dog) { dog.hear(second); });
-    all.news.wake.wait_for(lock, kSecond, [&] { return all.dogs.empty(); });
+  for (std::uint64_t second = 1; !all.groups.empty(); ++second) {
+    const bool blocked = all.calls.at != nullptr && Clock::now() > all.calls.since + kStall;
+    forEach(all, all.store, lock, [&](Watchdog& group) { group.check(blocked); });
+    forEach(all, all.store, lock, [&](Watchdog& group) { group.readFaults(second); });
+    all.store.wake.wait_for(lock, kSecond, [&] { return all.groups.empty(); });
   }
-  all.news.running = false;
+  all.store.running = false;
 }
 
 void start(Watch& all, Watch::Thread& thread, void (*body)(Watch&)) {
@@ -93,15 +93,15 @@ void start(Watch& all, Watch::Thread& thread, void (*body)(Watch&)) {
 
 }  // namespace
 
-void startWatching(const std::shared_ptr<Watchdog>& dog) {
+void startWatching(const std::shared_ptr<Watchdog>& group) {
   Watch& all = watch();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.dogs.push_back(dog);
+  all.groups.push_back(group);
   try {
-    start(all, all.patrol, patrol);
-    start(all, all.news, hearNews);
+    start(all, all.calls, pollCalls);
+    start(all, all.store, pollStore);
   } catch (...) {
-    all.dogs.pop_back();
+    all.groups.pop_back();
     throw;
   }
 }
@@ -110,18 +110,18 @@ void wakeWatching() {
   Watch& all = watch();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.woken = true;
-  all.patrol.wake.notify_all();
+  all.calls.wake.notify_all();
 }
 
-void stopWatching(const std::shared_ptr<Watchdog>& dog, Milliseconds grace) noexcept {
+void stopWatching(const std::shared_ptr<Watchdog>& group, Milliseconds grace) noexcept {
   Watch& all = watch();
   std::unique_lock<std::mutex> lock(all.mutex);
-  std::erase(all.dogs, dog);
+  std::erase(all.groups, group);
   all.woken = true;
-  all.patrol.wake.notify_all();
-  all.news.wake.notify_all();
+  all.calls.wake.notify_all();
+  all.store.wake.notify_all();
   all.left.wait_for(lock, grace,
-                    [&] { return all.patrol.at != dog.get() && all.news.at != dog.get(); });
+                    [&] { return all.calls.at != group.get() && all.store.at != group.get(); });
 }
 
 }  // namespace fastcoll

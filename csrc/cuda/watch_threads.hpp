@@ -16,10 +16,10 @@ namespace fastcoll {
 class Watchdog;
 
 /// Watches a group from now on. Starts the threads unless they run; throws std::system_error.
-void startWatching(const std::shared_ptr<Watchdog>& dog);
+void startWatching(const std::shared_ptr<Watchdog>& group);
 /// Ends the present wait of the first thread.
 void wakeWatching();
 /// Watches the group no longer. Waits, at most `grace`, until no thread uses it.
-void stopWatching(const std::shared_ptr<Watchdog>& dog, Milliseconds grace) noexcept;
+void stopWatching(const std::shared_ptr<Watchdog>& group, Milliseconds grace) noexcept;
 
 }  // namespace fastcoll

@@ -89,7 +89,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   /// One look of the second thread at the first; `blocked`: it does not come back from a turn.
   void check(bool blocked) noexcept;
   /// Reads the store for faults of other ranks. `second`: see FaultBell.
-  void hear(std::uint64_t second) noexcept { news_->listen(second); }
+  void readFaults(std::uint64_t second) noexcept { news_->listen(second); }
 
   std::uint64_t sequence() const;
   std::string prefix(const char* call, std::uint64_t seq) const;

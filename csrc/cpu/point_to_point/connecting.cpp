@@ -164,7 +164,7 @@ void PointToPoint::connectPeers() {
     }
     for (const int rank : moved) {
       peers_[rank].elsewhere = false;
-      stirred_[rank] = 1;  // it may be unmet()
+      mayBeBusy_[rank] = 1;  // it may be unmet()
     }
     for (const auto& [rank, name] : met) {
       peers_[rank].connecting = true;

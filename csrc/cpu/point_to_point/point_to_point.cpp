@@ -36,7 +36,7 @@ PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
       ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
       pieceBytes_(std::min(PairCells::kBytes, ringBytes_ / 4)),
       peers_(memory.size()),
-      stirred_(memory.size()) {}
+      mayBeBusy_(memory.size()) {}
 
 PointToPoint::~PointToPoint() {
   stop();
@@ -59,7 +59,7 @@ void PointToPoint::submit(PointToPointRef op) {
     } else if (!matchUnexpected(op, finished)) {
       post(op);
     }
-    if (op->peer != kAnySource) stirred_[op->peer] = 1;
+    if (op->peer != kAnySource) mayBeBusy_[op->peer] = 1;
     std::size_t before = 0;
     do {
       before = op->moved_;
@@ -152,11 +152,11 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   lookAt_ = TimePoint::max();
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
-      if (anyReceives_ == 0 && stirred_[rank] == 0) continue;
+      if (anyReceives_ == 0 && mayBeBusy_[rank] == 0) continue;
       const Peer& peer = peers_[rank];
       const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
       if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
-      stirred_[rank] = peer.busy() || peer.unmet() ? 1 : 0;
+      mayBeBusy_[rank] = peer.busy() || peer.unmet() ? 1 : 0;
     }
     if (lookForFaults && !moved) checkFaults(finished);
   } catch (const std::exception& error) {
@@ -164,7 +164,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   }
   unmet_ = 0;
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    if (stirred_[rank] != 0 && peers_[rank].unmet()) ++unmet_;
+    if (mayBeBusy_[rank] != 0 && peers_[rank].unmet()) ++unmet_;
   }
   return moved || !finished.empty();
 }

@@ -318,7 +318,7 @@ class PointToPoint {
 
   std::mutex mutex_;
   std::vector<Peer> peers_;
-  std::vector<char> stirred_;  // of each peer: whether it may be busy() or unmet()
+  std::vector<char> mayBeBusy_;  // of each peer: whether it may be busy() or unmet()
   // For each hash of a tag: posted and unmatched receives in order, and messages in order of
   // arrival.
   std::array<std::unique_ptr<std::deque<PointToPointRef>>, kTagHashes> receives_;

@@ -245,7 +245,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
     return;
   }
   Peer& peer = peers_[message.source];
-  stirred_[message.source] = 1;
+  mayBeBusy_[message.source] = 1;
   if (peer.elsewhere) {
     receiveBody(*op);
     return;
