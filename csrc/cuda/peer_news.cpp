@@ -84,8 +84,8 @@ void PeerNews::tell(const std::string& cause, std::string progress, Milliseconds
   telling_ = true;
 }
 
-/// Publishes a fault under all keys, because some rank may read only this rank's. If the first key
-/// holds another fault, that one came first.
+/// Publishes a fault under all keys, because some rank may read only this rank's. The first key may
+/// hold an earlier fault already: then this rank hands that one on.
 void PeerNews::report(std::string first) noexcept {
   try {
     bool known = false;

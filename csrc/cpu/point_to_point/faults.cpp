@@ -1,4 +1,5 @@
 // Faults of point-to-point: a peer dies or leaves, an operation times out, or the group has failed.
+#include <algorithm>
 #include <utility>
 
 #include "base/entry_lock.hpp"
@@ -143,6 +144,35 @@ std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now
   }
   if (absent < 0 || gone < (any ? memory_.size() - 1 : 1)) return "";
   return memory_.causeOfSilence(absent, describe(op));
+}
+
+/// Records that the connection to the peer is lost. That is a fault if an operation needs the peer,
+/// and the peer has sent no close notice.
+void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
+  Peer& peer = peers_[rank];
+  if (peer.lost.empty()) peer.lost = text.empty() ? "it closed" : text;
+  const bool said = peer.channel && peer.channel->heardGoodbye();
+  const auto concerns = [rank](const PointToPointRef& op) {
+    return op->peer == rank || op->source == rank || (op->peer == kAnySource && op->source < 0);
+  };
+  if (said || peer.explaining || stopping_ || memory_.aborted() ||
+      std::ranges::none_of(all_, concerns)) {
+    return;
+  }
+  try {
+    startJob([this, rank, why = peer.lost] {
+      const Fault fault = setup_.whyLost(rank, why);
+      Finished failed;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        fail(fault.kind, fault.text, failed);
+      }
+      complete(failed);
+    });
+    peer.explaining = true;
+  } catch (const std::exception&) {  // no thread: fail without the cause
+    fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), peer.lost), finished);
+  }
 }
 
 }  // namespace fastcoll

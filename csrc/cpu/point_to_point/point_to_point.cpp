@@ -197,23 +197,4 @@ bool PointToPoint::hasPending() {
   return active();
 }
 
-bool PointToPoint::flush(TimePoint until) {
-  if (anyElsewhere_) flushRemote(until);
-  for (;;) {
-    bool all = true;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      for (int rank = 0; rank < memory_.size(); ++rank) {
-        const auto& out = peers_[rank].out;
-        if (!out || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
-        // A send ends when its last bytes are in the ring. The receiver may not have read them yet.
-        all = all && out->taken();
-      }
-    }
-    if (all || memory_.aborted()) return true;
-    if (Clock::now() >= until) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
-}
-
 }  // namespace fastcoll

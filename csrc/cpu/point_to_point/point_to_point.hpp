@@ -246,6 +246,7 @@ class PointToPoint {
   void failWith(const std::exception& error, Finished& finished);
   void failWith(const std::exception_ptr& error, Finished& finished);
   void failAllLocked(Finished& finished);
+  void noteLost(int rank, const std::string& text, Finished& finished);
 
   // waiting.cpp
   std::optional<bool> waitHere(const PointToPointOp& op, TimePoint until);
@@ -295,10 +296,11 @@ class PointToPoint {
   std::optional<bool> waitElsewhere(const PointToPointRef& op, TimePoint until);
   void waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
   bool isElsewhere(const PointToPointOp& op);
-  void noteLost(int rank, const std::string& text, Finished& finished);
+
+  // ending.cpp
+  void flushRemote(TimePoint until);
   void leave(Finished& finished);
   void closeUnused();
-  void flushRemote(TimePoint until);
 
   // connecting.cpp
   void needToMeet(int rank);

@@ -16,8 +16,6 @@ namespace {
 
 // How often a wait on the network checks whether the group has failed or is shut down.
 constexpr Milliseconds kSlice{20};
-// How often the end of a group checks whether the network has taken all records.
-constexpr std::chrono::microseconds kPoll{200};
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
@@ -293,111 +291,6 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
   }
   callReaders();
   changed_.wait_until(lock, std::min<TimePoint>(until, lookAt_));
-}
-
-// --- the end -----------------------------------------------------------------------------------
-
-/// Records that the connection to the peer is lost. That is a fault if an operation needs the peer,
-/// and the peer has sent no close notice.
-void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
-  Peer& peer = peers_[rank];
-  if (peer.lost.empty()) peer.lost = text.empty() ? "it closed" : text;
-  const bool said = peer.channel && peer.channel->heardGoodbye();
-  const auto concerns = [rank](const PointToPointRef& op) {
-    return op->peer == rank || op->source == rank || (op->peer == kAnySource && op->source < 0);
-  };
-  if (said || peer.explaining || stopping_ || memory_.aborted() ||
-      std::ranges::none_of(all_, concerns)) {
-    return;
-  }
-  try {
-    startJob([this, rank, why = peer.lost] {
-      const Fault fault = setup_.whyLost(rank, why);
-      Finished failed;
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        fail(fault.kind, fault.text, failed);
-      }
-      complete(failed);
-    });
-    peer.explaining = true;
-  } catch (const std::exception&) {  // no thread: fail without the cause
-    fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), peer.lost), finished);
-  }
-}
-
-/// Called by a thread that has used a channel without the lock. Ends what waited for that.
-void PointToPoint::leave(Finished& finished) {
-  if (memory_.aborted()) {
-    failAllLocked(finished);
-  } else if (stopping_) {
-    closeUnused();
-  }
-  changed_.notify_all();
-}
-
-/// Closes the channels that no thread uses.
-void PointToPoint::closeUnused() {
-  for (const PointToPointRef& op : all_) {
-    if (!op->body_) continue;
-    const int rank = op->send ? op->peer : op->source;
-    if (peers_[rank].users == 0) op->body_.reset();
-  }
-  for (Peer& peer : peers_) {
-    if (peer.users == 0) peer.channel.reset();
-  }
-}
-
-/// Sends close notices to the peers on other hosts, and waits for theirs. Closing a connection may
-/// drop what a peer has not read yet.
-void PointToPoint::flushRemote(TimePoint until) {
-  const ScopedCount<int> sleeps(sleepers_);
-  Finished finished;
-  {
-    Lock lock(mutex_);
-    if (memory_.aborted() || active()) return;
-    until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
-    const auto each = [this](auto use) {
-      for (int rank = 0; rank < memory_.size(); ++rank) {
-        Peer& peer = peers_[rank];
-        if (!peer.channel || !peer.lost.empty()) continue;
-        try {
-          use(rank, peer);
-        } catch (const ConnectionLost& error) {
-          peer.lost = error.what();
-        }
-      }
-    };
-    bool connected = false;
-    each([&connected](int, Peer& peer) {
-      connected = true;
-      peer.channel->sayGoodbye();
-    });
-    if (!connected) return;
-    for (bool sent = false; !sent && !memory_.aborted() && Clock::now() < until;) {
-      sent = true;
-      each([&sent](int, Peer& peer) { sent = peer.channel->sent() && sent; });
-      lock.unlock();
-      std::this_thread::sleep_for(sent ? Milliseconds(0) : kPoll);
-      lock.lock();
-    }
-    lock.unlock();
-    setup_.network()->drain(Clock::now() + Network::kDrain);
-    lock.lock();
-    each([&](int rank, Peer& peer) {
-      // A fault closes the channel.
-      while (peer.channel && !memory_.aborted() && peer.lost.empty() &&
-             !peer.channel->heardGoodbye() && Clock::now() < until) {
-        const auto next = std::min<TimePoint>(until, Clock::now() + kSlice);
-        if (peer.reading) {
-          changed_.wait_until(lock, next);
-        } else {
-          read(rank, next, lock, finished);
-        }
-      }
-    });
-  }
-  complete(finished);
 }
 
 }  // namespace fastcoll
