@@ -64,15 +64,15 @@ demo: $(STAMPS)/demo $(STAMPS)/build
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST = '$(PYTHON)' -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(STAMPS)/test $(STAMPS)/build
+test: $(STAMPS)/test $(STAMPS)/cuda
 	$(PYTEST) -m 'not full and not gpu'
 
-test-all: $(STAMPS)/test $(STAMPS)/build
+test-all: $(STAMPS)/test $(STAMPS)/cuda
 	$(PYTEST) -m '$(if $(AFTER_TEST),full and )not gpu' $(if $(SEED),$(DRAWN))
 DRAWN = --hypothesis-profile=drawn --hypothesis-seed=$(SEED) --random-order-bucket=module --random-order-seed=$(SEED)
 
 EXTRA ?=
-build: $(STAMPS)/build $(EXTRA:%=$(STAMPS)/%)
+build: $(EXTRA:%=$(STAMPS)/%) $(STAMPS)/$(if $(filter test,$(EXTRA)),cuda,build)
 
 model: $(ENVIRONMENT)
 	'$(PYTHON)' tests/model/check_model.py $(MODEL)
@@ -84,7 +84,7 @@ fuzz:
 sanitize:
 	bash tests/cpp/sanitize.sh
 
-bench: $(STAMPS)/test $(STAMPS)/build
+bench: $(STAMPS)/test $(STAMPS)/cuda
 	'$(PYTHON)' -m fastcoll.bench
 
 OUT ?= bench/results
@@ -144,15 +144,18 @@ clean:
 	$(STEP) torch $(PIP) --no-compile '$(TORCH)'
 	touch $@
 
+# The tests need the half that moves device tensors, which is built only if asked for where torch has no CUDA.
 # --no-deps: pip never touches the torch that is there.
-$(STAMPS)/build: $(METADATA) $(CSRC) $(ENVIRONMENT)
+$(STAMPS)/build $(STAMPS)/cuda: $(METADATA) $(CSRC) $(ENVIRONMENT)
 	mkdir -p $(@D)
 	$(INSTALL) 'setuptools>=77' wheel ninja rich
-	$(STEP) compile $(PIP) --verbose --no-build-isolation --no-deps --editable .
-	touch $@
+	$(if $(filter cuda,$(@F)),USE_CUDA=1) $(STEP) compile $(PIP) --verbose --no-build-isolation --no-deps --editable .
+	touch $(STAMPS)/build $@
 
 OR_TRITON := import importlib.util as u; print("" if u.find_spec("triton") else "triton==3.7.1")
 # What the extras `demo` and `test` ask for; fastcoll itself is installed by now and stays as it is.
-$(STAMPS)/demo $(STAMPS)/test: pyproject.toml | $(STAMPS)/build
+$(STAMPS)/demo: | $(STAMPS)/build
+$(STAMPS)/test: | $(STAMPS)/cuda
+$(STAMPS)/demo $(STAMPS)/test: pyproject.toml
 	$(STEP) packages $(PIP) 'fastcoll[$(@F)]' $(if $(filter demo,$(@F)),,$$('$(PYTHON)' -c '$(OR_TRITON)'))
 	touch $@

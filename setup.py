@@ -1,6 +1,6 @@
-"""Builds fastcoll: the C++ extension ``fastcoll._C`` and the Python packages around it.
+"""Builds fastcoll: the C++ extensions ``fastcoll._C`` and ``fastcoll._cuda``, and the Python packages around them.
 
-The metadata are in pyproject.toml. This file has the parts that need code: the extension, which compiles
+The metadata are in pyproject.toml. This file has the parts that need code: the extensions, which compile
 against the torch of the running environment, the requirement of that torch, and the map from packages to folders.
 build_backend/ has the build backend and the code that both use.
 """
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_backend"))
 import supported
 import toolchain
-from extension import BuildExtension, TorchExtension
+from extension import BuildExtension, TorchExtension, with_cuda
 
 SOURCES_ONLY = "sdist" in sys.argv  # needs no torch, and does not depend on it
 TORCH, REQUIREMENT = "", supported.RANGE
@@ -59,7 +59,7 @@ PACKAGES = {
 
 
 class BuildFastcoll(BuildExtension):
-    """Compiles the extension, and records its torch beside it."""
+    """Compiles the extensions, and records their torch beside them."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -81,11 +81,15 @@ class BuildFastcoll(BuildExtension):
         except subprocess.CalledProcessError:
             raise SystemExit(toolchain.failure()) from None
         target = ROOT / PACKAGES["fastcoll"] if self.inplace else Path(self.build_lib, "fastcoll")
+        if "_cuda" not in MODULES:  # one of an earlier build would not fit
+            Path(self.get_ext_fullpath("fastcoll._cuda")).unlink(missing_ok=True)
         record = {"fastcoll": VERSION, "torch": TORCH}
         (target / "_built_for.json").write_text(json.dumps(record) + "\n")
 
 
 macros = {"FASTCOLL_VERSION": VERSION, "FASTCOLL_TORCH_VERSION": TORCH}
+
+MODULES = [] if SOURCES_ONLY else ["_C", "_cuda"] if with_cuda() else ["_C"]
 
 # Wheels for several releases of torch need different names to be in one folder.
 LABEL = f"+torch{TORCH}" if TORCH and os.environ.get("FASTCOLL_VERSION_NAMES_TORCH") == "1" else ""
@@ -96,11 +100,11 @@ setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
     package_data={
-        "fastcoll": ["py.typed", "_C.pyi", "settings.def"],
+        "fastcoll": ["py.typed", "_C.pyi", "_cuda.pyi", "settings.def"],
         "fastcoll.examples": ["*.sh", "*.ipynb", "*/*.sh", "*/*.yaml", "*/Dockerfile"],
     },
     include_package_data=False,
-    ext_modules=[] if SOURCES_ONLY else [TorchExtension("fastcoll._C", macros)],
+    ext_modules=[TorchExtension(module, macros) for module in MODULES],
     cmdclass={"build_ext": BuildFastcoll},
     zip_safe=False,
 )

@@ -1,4 +1,7 @@
-"""Compiles the extension ``fastcoll._C`` with ninja.
+"""Compiles the extensions with ninja: ``fastcoll._C``, and ``fastcoll._cuda``, which moves device tensors.
+
+A torch without CUDA has no such tensors, so ``_cuda`` is built only if USE_CUDA is 1 there, which tests ask for. It
+uses functions of ``_C``, by whose soname the loader finds them: import ``_C`` first.
 
 A user's build joins the sources of a folder to one unit, because each unit parses the headers again, which takes most
 of the time. ``UNITY=0`` compiles them one by one, for developers: a change then compiles one file. There the
@@ -14,7 +17,7 @@ import os
 import re
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,13 +26,14 @@ import toolchain
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-__all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "units"]
+__all__ = ["BuildExtension", "TorchExtension", "Unit", "joined", "units", "with_cuda"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
 JOINED = {
     "bindings": (True, ("csrc/bindings/*",)),
-    "torch": (True, ("csrc/*", "csrc/calls/*", "csrc/cuda/*", "csrc/network/*", "csrc/torch/*")),
+    "torch": (True, ("csrc/*", "csrc/calls/*", "csrc/network/*", "csrc/torch/*")),
+    "cuda": (True, ("csrc/cuda/*", "csrc/cuda/bindings/*")),
     "cpu": (False, ("csrc/cpu/*", "csrc/cpu/algorithms/*")),
     "hosts": (False, ("csrc/cpu/hosts/*",)),
     "point_to_point": (False, ("csrc/cpu/point_to_point/*",)),
@@ -60,10 +64,22 @@ class Unit:
     torch: bool
     header: str = ""
 
+    @property
+    def module(self) -> str:
+        """The extension that it belongs to."""
+        return "_cuda" if self.sources[0].startswith("csrc/cuda/") else "_C"
+
 
 def joined() -> bool:
     """Returns whether the sources of a folder are joined: unless UNITY is 0."""
     return os.environ.get("UNITY", "1") != "0"
+
+
+def with_cuda() -> bool:
+    """Returns whether ``_cuda`` is built: as USE_CUDA says, or else if this torch has CUDA."""
+    import torch
+
+    return os.environ.get("USE_CUDA", "1" if torch.version.cuda else "0") == "1"
 
 
 def units(root: Path, join: bool) -> list[Unit]:
@@ -86,15 +102,21 @@ def units(root: Path, join: bool) -> list[Unit]:
 
 
 class TorchExtension(Extension):
-    """An extension that is compiled against the torch of the running environment."""
+    """An extension that is compiled against the torch of the running environment.
 
-    def __init__(self, name: str, macros: dict[str, str]):
+    Attributes:
+        module: ``_C`` or ``_cuda``.
+    """
+
+    def __init__(self, module: str, macros: dict[str, str]):
         from torch.utils.cpp_extension import include_paths, library_paths
 
+        self.module = module
         self.torch_headers = include_paths()
+        own = [unit for unit in units(ROOT, join=False) if unit.module == module]
         super().__init__(
-            name,
-            sources=[source for unit in units(ROOT, join=False) for source in unit.sources],
+            f"fastcoll.{module}",
+            sources=[source for unit in own for source in unit.sources],
             define_macros=list(macros.items()),
             library_dirs=library_paths(),
             libraries=["c10", "torch", "torch_cpu", "torch_python"],
@@ -105,27 +127,26 @@ class TorchExtension(Extension):
 class BuildExtension(build_ext):
     """Writes a ninja file and runs it; unchanged sources are not compiled again."""
 
-    def build_extension(self, extension: Extension) -> None:
-        """Compiles and links one extension.
+    def build_extensions(self) -> None:
+        """Compiles and links the extensions.
 
         Raises:
             subprocess.CalledProcessError: A file does not compile.
         """
-        assert isinstance(extension, TorchExtension)
         folder = Path(self.build_temp).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        target = Path(self.get_ext_fullpath(extension.name)).resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write(
-            folder / "build.ninja", "".join(f"{x}\n" for x in ninja_file(extension, folder, target))
-        )
+        targets = [Path(self.get_ext_fullpath(one.name)).resolve() for one in self.extensions]
+        for target in targets:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        lines = ninja_file(dict(zip(targets, self.extensions, strict=True)), folder)
+        write(folder / "build.ninja", "".join(f"{line}\n" for line in lines))
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         command = ["ninja", "-C", str(folder), "-j", jobs]
         subprocess.run([*command, *([] if self.verbose else ["--quiet"])], check=True)
 
 
-def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterator[str]:
-    """Yields the lines of the ninja file that compiles into ``folder`` and links to ``target``."""
+def ninja_file(targets: Mapping[Path, TorchExtension], folder: Path) -> Iterator[str]:
+    """Yields the lines of the ninja file that compiles into ``folder`` and links the targets, ``_C`` first."""
+    extension = next(iter(targets.values()))
     python = [
         f"-I{path}" for path in dict.fromkeys(map(sysconfig.get_path, ("include", "platinclude")))
     ]
@@ -138,7 +159,6 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterato
         # torch's headers are system headers, so they give no warnings.
         *[flag for path in extension.torch_headers for flag in ("-isystem", path)],
         *[*python, "-DFMT_HEADER_ONLY=1", "-DTORCH_API_INCLUDE_EXTENSION_H"],
-        f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
         *[f'-D{name}="{value}"' for name, value in extension.define_macros],
     ]
     own = os.environ.get("CXXFLAGS", "")
@@ -157,8 +177,11 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterato
     yield "rule link"
     yield "  command = $cxx -shared $in -o $out $libraries"
     yield "  description = LINK $out"
-    objects, precompiled = [], set()
+    objects: dict[str, list[str]] = {one.module: [] for one in targets.values()}
+    precompiled = set()
     for unit in units(ROOT, joined()):
+        if unit.module not in objects:
+            continue
         flags = "$torch" if unit.torch else "$plain"
         needs = " | compiler" + (" torch" if unit.torch else "")
         if unit.header:
@@ -177,15 +200,18 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> Iterato
         yield f"build {made}: compile {_path(source)}{needs}"
         yield f"  flags = {flags}"
         yield f"  name = {unit.name}"
-        objects.append(made)
-    libraries = [
-        *[f"-L{path}" for path in extension.library_dirs],
-        *[f"-l{name}" for name in extension.libraries],
-        *extension.extra_link_args,
-    ]
-    yield f"build {_path(target)}: link {' '.join(objects)}"
-    yield f"  libraries = {os.environ.get('LDFLAGS', '')} {_joined(libraries)}"
-    yield f"default {_path(target)}"
+        objects[unit.module].append(made)
+    core = _path(next(iter(targets)))
+    for target, one in targets.items():
+        libraries = [
+            *[f"-L{path}" for path in one.library_dirs],
+            *[f"-l{name}" for name in one.libraries],
+            *[f"-Wl,-soname,{one.name}", "-Wl,-Bsymbolic-functions", *one.extra_link_args],
+        ]
+        needed = objects[one.module] + [core] * (one.module != "_C")
+        yield f"build {_path(target)}: link {' '.join(needed)}"
+        yield f"  libraries = {os.environ.get('LDFLAGS', '')} {_joined(libraries)}"
+        yield f"default {_path(target)}"
 
 
 def write(path: Path, text: str) -> None:

@@ -27,8 +27,12 @@ SCRATCH = ROOT / "build" / "wheels"
 SMOKE_TEST = Path(__file__).with_name("smoke_test.py")
 PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
 
-# torch brings these libraries; a copy beside the extension would be a second torch in the process.
-OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libc10.so")
+# torch brings these libraries; a copy beside the extension would be a second torch in the process. The last is the
+# soname of _C, which is loaded before _cuda.
+LEFT_OUT = (
+    *("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libc10.so"),
+    "fastcoll._C",
+)
 
 
 class _Failed(Exception):
@@ -43,7 +47,7 @@ def _run(command: list[object], log: Path, folder: Path = ROOT) -> str:
     process = subprocess.run(
         words,
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "USE_CUDA": "1"},  # a wheel serves torch with CUDA too
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -93,7 +97,7 @@ def _compile(torch: str, python: str, name: str, log: Path) -> Path:
 def _repair(wheel: Path, tools: Path, log: Path) -> Path:
     repaired = wheel.parents[1] / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
-    excluded = [word for library in OF_TORCH for word in ("--exclude", library)]
+    excluded = [word for library in LEFT_OUT for word in ("--exclude", library)]
     _run([tools, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", repaired, wheel], log)
     (result,) = repaired.glob("*.whl")
     if "manylinux" not in result.name:

@@ -23,7 +23,7 @@
 #include "calls/reduction.hpp"
 #include "cpu/abort_hooks.hpp"
 #include "cpu/cpu_engine.hpp"
-#include "cuda/device_engine.hpp"
+#include "torch/device_engine.hpp"
 #include "torch/error.hpp"
 #include "torch/options.hpp"
 #include "torch/tensors.hpp"
@@ -40,12 +40,6 @@ class TensorMessage;
 class ProcessGroupFastcoll : public c10d::Backend {
  public:
   using Options = fastcoll::Options;
-  /// Makes the library that moves device tensors (NCCL). Called at the first device
-  /// tensor.
-  using DeviceFactory = std::function<std::unique_ptr<DeviceLibrary>(
-      const c10::intrusive_ptr<c10d::Store>&, const std::string& name, int rank, int size,
-      const c10::intrusive_ptr<Options>&, c10::DeviceType)>;
-  static void setDeviceFactory(DeviceFactory factory);
 
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        c10::intrusive_ptr<Options> options);
@@ -81,7 +75,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return engine_->sequence(); }
   c10d::ErrorType getError() override;
-  void enableCollectivesTiming() override;
+  void enableCollectivesTiming() override { timed_ = true; }
   void registerAbortHook(std::int64_t id, AbortHooks::Hook hook) FASTCOLL_OVERRIDES_2_14 {
     abortHooks_->add(id, std::move(hook));
   }

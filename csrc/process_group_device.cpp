@@ -4,57 +4,35 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <map>
 #include <memory>
 #include <mutex>
 
-#include "base/entry_lock.hpp"
 #include "base/weak_registry.hpp"
 #include "cpu/worker_pool.hpp"
-#include "cuda/capture.hpp"
-#include "cuda/device_plan.hpp"
-#include "cuda/device_work.hpp"
-#include "cuda/fault_bell.hpp"
-#include "cuda/host_wait.hpp"
 #include "process_group.hpp"
-#include "torch/store_adapter.hpp"
 #include "torch/work_registry.hpp"
 
 namespace fastcoll {
 namespace {
 
-ProcessGroupFastcoll::DeviceFactory& deviceFactory() {
-  static auto* factory = new ProcessGroupFastcoll::DeviceFactory;
-  return *factory;
-}
+struct Devices {
+  DeviceEngineMaker make;
+  std::function<void()> load;
+};
 
-/// The bell of the store under all prefixes, one for all groups that use it.
-std::shared_ptr<FaultBell> bellOf(c10::intrusive_ptr<c10d::Store> store) {
-  struct Bells {
-    std::mutex mutex;
-    std::map<const c10d::Store*, std::weak_ptr<FaultBell>> of;
-  };
-  static auto* all = new PerProcess<Bells>;  // outlives static destructors
-  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    store = prefixed->getUnderlyingNonPrefixStore();
-  }
-  Bells& bells = all->get();
-  const std::lock_guard<std::mutex> lock(bells.mutex);
-  std::erase_if(bells.of, [](const auto& one) { return one.second.expired(); });
-  auto& known = bells.of[store.get()];
-  auto bell = known.lock();
-  if (bell == nullptr) {
-    // It keeps the store, so no other store gets this address meanwhile.
-    bell = std::make_shared<FaultBell>(std::make_unique<StoreAdapter>(store));
-    known = bell;
-  }
-  return bell;
+Devices& devices() {
+  static auto* all = new Devices;  // outlives static destructors
+  return *all;
 }
 
 }  // namespace
 
-void ProcessGroupFastcoll::setDeviceFactory(DeviceFactory factory) {
-  deviceFactory() = std::move(factory);
+void setDeviceEngineMaker(DeviceEngineMaker maker) {
+  devices().make = std::move(maker);
+}
+
+void setDeviceLoader(std::function<void()> load) {
+  devices().load = std::move(load);
 }
 
 // --- life ----------------------------------------------------------------------------------------
@@ -74,20 +52,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
     throwIfOver();
     if (device_ != nullptr) return *device_;
   }
-  if (!deviceFactory()) {
-    throw Error(ErrorKind::Backend,
-                "fastcoll: internal error: the CUDA engine is not registered. Please report this.");
-  }
-  auto store = c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_);
-  DeviceEngineConfig config;
-  config.watchdog.name = name_;
-  config.watchdog.rank = rank_;
-  config.watchdog.size = size_;
-  const Settings& settings = engine_->config().settings;
-  config.watchdog.tearsDown = settings.errorHandling == "teardown";
-  config.watchdog.heartbeat = std::chrono::seconds(settings.heartbeatSeconds);
-  config.watchdog.failing = [hooks = abortHooks_] { hooks->callElsewhere(); };
-  config.highPriority = options_->highPriorityStream;
+  if (!devices().make) devices().load();
   // A group fails as one: its CPU engine reports the fault to the ranks of this host at once. It
   // does so on another thread, because its abort runs the callbacks of works.
   const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
@@ -96,13 +61,12 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
       if (const auto engine = cpu.lock()) engine->abort(kind, cause);
     });
   };
-  auto made = std::make_shared<DeviceEngine>(
-      std::move(config), deviceFactory()(store, name_, rank_, size_, options_, type),
-      std::make_unique<StoreAdapter>(store), bellOf(store), onFault);
+  auto made = devices().make({c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_),
+                              name_, engine_->config().settings, rank_, size_, options_, type,
+                              [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
   deviceRegistry().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);
   throwIfOver();  // it may have ended meanwhile
-  if (timed_) made->enableTiming();
   device_ = std::move(made);
   return *device_;
 }
@@ -146,12 +110,6 @@ void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
   child->usesDevice_ = true;
 }
 
-void ProcessGroupFastcoll::enableCollectivesTiming() {
-  const std::lock_guard<std::mutex> lock(deviceMutex_);
-  timed_ = true;
-  if (device_ != nullptr) device_->enableTiming();
-}
-
 // --- launching -----------------------------------------------------------------------------------
 
 WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call,
@@ -185,15 +143,16 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   one.name = collectiveName(task->request.collective);
   WorkTerms terms = termsOf(call.timeout);
+  one.timed = terms.timed;
   one.timeout = terms.timeout;
   one.extension = std::move(terms.extension);
   one.dtype = task->request.dtype;
   one.pair = bound ? -1 : pair;  // a bound group's communicator exists already and serves pairs
   one.everyone = pair < 0;
   if (task->parts.empty()) {
-    planOnDevice(task->request, rank_, one.requests);
+    engine.plan(task->request, one.requests);
   } else {
-    for (const Request& part : task->parts) planOnDevice(part, rank_, one.requests);
+    for (const Request& part : task->parts) engine.plan(part, one.requests);
   }
   for (DeviceRequest& request : one.requests) request.options = call.options;
   task->prepare();  // on the caller's stream
@@ -210,17 +169,18 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   }
   const bool profiled = at::hasCallbacks();
   if (profiled) recordParameters(call, one.name, engine.sequence() + 1, pair >= 0);
-  const bool async = one.async;
-  const bool blocks = options_->blockingWait;
+  std::optional<WorkDraft> draft;
+  if (one.async || profiled || options_->blockingWait || listsWorks()) {
+    const CallType& type = *task->site.type;
+    draft = {type.type, nullptr, std::nullopt, std::move(call.outputs)};
+    if (profiled) {
+      draft->title = type.title;
+      draft->profiled = std::move(call.inputs);
+    }
+  }
   std::vector<DeviceCall> calls;
   calls.push_back(std::move(one));
-  auto launched = engine.launch(std::move(calls));
-  if (!async && !profiled && !blocks && !listsWorks()) return nullptr;
-  const CallType& type = *task->site.type;
-  return c10::make_intrusive<DeviceWork>(
-      rank_, type.type, profiled ? type.title : nullptr,
-      profiled ? std::optional<Tensors>(std::move(call.inputs)) : std::nullopt,
-      std::move(call.outputs), std::move(launched), blocks);
+  return engine.launch(std::move(calls), std::move(draft));
 }
 
 /// Launches the calls of a batch as one; nullptr if there were none.
@@ -246,10 +206,8 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
     // The tensors of sends too: the future orders later writes to them.
     outputs.insert(outputs.end(), call.used.begin(), call.used.end());
   }
-  auto launched = deviceEngine(device.type()).launch(std::move(calls));
-  return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, nullptr, std::nullopt,
-                                         std::move(outputs), std::move(launched),
-                                         options_->blockingWait);
+  WorkDraft draft{c10d::OpType::COALESCED, nullptr, std::nullopt, std::move(outputs)};
+  return deviceEngine(device.type()).launch(std::move(calls), std::move(draft));
 }
 
 // --- barrier -------------------------------------------------------------------------------------
@@ -273,29 +231,9 @@ std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOpti
   if (!opts.device_ids.empty()) {
     device = c10::Device(device->type(), static_cast<c10::DeviceIndex>(opts.device_ids[0]));
   }
-  const c10::impl::VirtualGuardImpl impl(device->type());
-  const c10::Stream stream = impl.getStream(*device);
-  if (isCaptured(stream)) {
-    throw Error(ErrorKind::Value,
-                site("barrier").prefix() +
-                    "a barrier waits on the host and cannot be captured into a graph. Call it "
-                    "before or after the capture.");
-  }
-  auto end = std::make_shared<c10::Event>(device->type());
-  end->record(stream);
-  const auto timeout = timeoutOr(opts.timeout);
-  return [end, timeout, site = this->site("barrier"), engine = this->device()] {
-    const auto ended = [&] {
-      if (engine != nullptr) engine->throwIfUnusable("barrier");
-      const RelaxedCapture relaxed;
-      return end->query();
-    };
-    if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
-      throw Error(ErrorKind::Timeout, site.prefix(), "timed out after ", timeout.count(),
-                  " ms waiting for the work that this rank's stream was given before the barrier",
-                  kFindDelay);
-    }
-  };
+  const auto engine = this->device();
+  if (engine == nullptr) return nullptr;
+  return engine->reached(*device, timeoutOr(opts.timeout), site("barrier").prefix());
 }
 
 }  // namespace fastcoll

@@ -198,9 +198,18 @@ def _set_variables() -> None:
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
         return
-    for name in C.SYMMETRIC_SWITCHES:
+    from fastcoll._load_cuda import CUDA
+
+    for name in CUDA.SYMMETRIC_SWITCHES:
         os.environ.setdefault(name, "0")
 
 
+def load_cuda() -> None:
+    """Loads ``fastcoll._cuda``, before the first device tensor of the process."""
+    from fastcoll._load_cuda import CUDA
+
+    CUDA.set_device_factory(create_device_engine)
+
+
 C.set_gloo_factory(create_gloo)
-C.set_device_factory(create_device_engine)
+C.set_device_loader(load_cuda)

@@ -20,7 +20,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from fastcoll.kernels._configuration import Configuration
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
 __all__ = [
     "compile_for",
@@ -136,7 +136,7 @@ def prepared(
     arguments: Sequence[int],
     held: object = None,
     **places: Any,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns a launch on a device: calling it launches on the device's current stream.
 
     Args:
@@ -145,22 +145,22 @@ def prepared(
         programs: Number of programs; 0 launches nothing.
         arguments: The kernel's arguments that are no constexprs, in order.
         held: Objects that must live as long: memory that arguments refer to.
-        places: What a plan replaces for each call; see ``C.Launch``.
+        places: What a plan replaces for each call; see ``CUDA.Launch``.
 
     Raises:
         ValueError: The kernel cannot run on that device.
         RuntimeError: The machine code cannot be launched or loaded.
     """
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
     if len(arguments) != len(configuration.signature):
         raise ValueError(
             f"{configuration.name}: expected {len(configuration.signature)} arguments, got {len(arguments)}."
         )
-    return C.Launch(kernel_on(configuration, device), programs, arguments, held, **places)
+    return CUDA.Launch(kernel_on(configuration, device), programs, arguments, held, **places)
 
 
-def kernel_on(configuration: Configuration, device: torch.device) -> C.Kernel:
+def kernel_on(configuration: Configuration, device: torch.device) -> CUDA.Kernel:
     """Returns the only kernel of a configuration on a device, compiled and loaded at the first call.
 
     Raises:
@@ -178,24 +178,24 @@ def kernel_on(configuration: Configuration, device: torch.device) -> C.Kernel:
     return found[1]
 
 
-_kernels: dict[tuple[int, torch.device], tuple[Configuration, C.Kernel]] = {}
+_kernels: dict[tuple[int, torch.device], tuple[Configuration, CUDA.Kernel]] = {}
 _lock = threading.Lock()
 
 
-def _loaded(configuration: Configuration, device: torch.device) -> C.Kernel:
+def _loaded(configuration: Configuration, device: torch.device) -> CUDA.Kernel:
     # Not at the top: kernels can be compiled, and so tested, without fastcoll's compiled module.
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
     interpreted = is_interpreted(configuration.kernel)
     require_device(device, interpreted)
     if interpreted:
-        return C.Kernel.interpreted(
+        return CUDA.Kernel.interpreted(
             lambda programs, arguments: _interpret(configuration, programs, arguments)
         )
     major, minor = torch.cuda.get_device_capability(device)
     compiled = compile_for(configuration, GPUTarget("cuda", 10 * major + minor, 32))
     require_parameters(configuration, compiled)
-    return C.Kernel(
+    return CUDA.Kernel(
         device,
         configuration.name,
         compiled.asm["cubin"],

@@ -14,7 +14,7 @@ from fastcoll.kernels._plan import double_bits
 from fastcoll.kernels.peers import PeerBuffers
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
 __all__ = [
     "OPTIONS",
@@ -76,7 +76,7 @@ def pack(
     tensors: tuple[torch.Tensor, torch.Tensor],
     arguments: tuple[int, ...],
     **places: Any,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns the launch of one rank.
 
     Args:

@@ -45,7 +45,7 @@ from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
 __all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
 
@@ -218,7 +218,7 @@ class BucketAllReduce:
         *,
         op: str = "sum",
         scale: float = 1.0,
-    ) -> C.Launch:
+    ) -> CUDA.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:

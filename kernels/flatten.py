@@ -27,7 +27,7 @@ from fastcoll.kernels._launch import kernel_on, prepared
 from fastcoll.kernels._plan import BLOCK, block_configuration, double_bits
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
 __all__ = ["Flatten", "Unflatten", "configurations", "flatten_kernel", "unflatten_kernel"]
 
@@ -141,7 +141,9 @@ class _Move:
         """Returns a table of the tensors' addresses on the device."""
         return address_table([tensor.data_ptr() for tensor in tensors], self._device)
 
-    def _prepared(self, places: tuple[int, ...], scale: float, row: Tensor, **at: int) -> C.Launch:
+    def _prepared(
+        self, places: tuple[int, ...], scale: float, row: Tensor, **at: int
+    ) -> CUDA.Launch:
         """Returns the launch; `at`: the index of the address table among the kernel's arguments."""
         every = (*self._tables, *places, double_bits(scale))
         held = (self.layout, row)
@@ -173,7 +175,7 @@ class Flatten(_Move):
     ) -> None:
         super().__init__(layout, dtype, wire_dtype, wire_dtype, device)
 
-    def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> C.Launch:
+    def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> CUDA.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
@@ -211,7 +213,7 @@ class Unflatten(_Move):
     ) -> None:
         super().__init__(layout, wire_dtype, dtype, wire_dtype, device)
 
-    def prepare(self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> C.Launch:
+    def prepare(self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> CUDA.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:

@@ -26,7 +26,7 @@ from fastcoll.kernels._launch import prepared
 from fastcoll.kernels._plan import BLOCK, block_configuration, double_bits
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
 __all__ = ["configurations", "prepare_reduce", "reduce_kernel"]
 
@@ -99,7 +99,7 @@ def prepare_reduce(
     *,
     op: str = "SUM",
     scale: float = 1.0,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns a launch that can be repeated.
 
     Args:

@@ -26,7 +26,7 @@ from fastcoll.kernels._ring import ring_kernel
 from fastcoll.kernels.peers import PeerBuffers
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
 __all__ = [
     "configurations",
@@ -104,7 +104,7 @@ def prepare_all_reduce(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     The arguments are those of ``staged.one_shot.prepare_all_reduce``. The wire dtype is that of results: partial
@@ -132,7 +132,7 @@ def prepare_reduce_scatter(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns a launch that reduces `source` of all ranks; rank r gets chunk r.
 
     `source` has as many chunks as there are ranks. `out` is one chunk, and may be this rank's chunk of `source`. The
@@ -150,7 +150,7 @@ def prepare_reduce_scatter(
     )
 
 
-def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> C.Launch:
+def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> CUDA.Launch:
     """Returns a launch that gathers `source` of all ranks into `out` of all ranks, in rank order.
 
     Args:
@@ -184,7 +184,7 @@ def _reduce(
     call: tuple[str, float, torch.dtype | None],
     geometry: tuple[int, int, int],
     last: int,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns the launch of steps 0 to `last`; `geometry` is count, chunk, and the stride of results, in elements."""
     source, out = tensors
     op, scale, wire_dtype = call
@@ -222,7 +222,7 @@ def _packed(
     steps: tuple[int, int],
     numbers: tuple[int, int],
     aligned: bool,
-) -> C.Launch:
+) -> CUDA.Launch:
     slots = (peers.layout.slots, peers.layout.slot_bytes)
     arguments = (*geometry, *slots, *steps, *numbers, peers.limit, int(aligned))
     return pack(configuration, peers, programs, tensors, arguments)

@@ -45,7 +45,7 @@ from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, redu
 from fastcoll.kernels._signals import READY, REDUCED
 
 if TYPE_CHECKING:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
     from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["configurations", "one_shot", "two_shot"]
@@ -184,7 +184,7 @@ class _Staged:
         op: str = "sum",
         scale: float = 1.0,
         wire_dtype: torch.dtype | None = None,
-    ) -> C.Launch:
+    ) -> CUDA.Launch:
         """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
         Args:

@@ -27,7 +27,7 @@ class Unusable(Exception):
 def run(command: Sequence[str | Path], folder: Path, seconds: float) -> tuple[int | None, str]:
     """Returns the exit status (None if it took too long) and the output of a command. Kills all that it started."""
     # File by file: a defect recompiles its own file only.
-    environ = {**os.environ, "PYTHONPATH": str(PACKAGE), "UNITY": "0"}
+    environ = {**os.environ, "PYTHONPATH": str(PACKAGE), "UNITY": "0", "USE_CUDA": "1"}
     with open(COPY.parent / "output.txt", "w+b") as output:
         process = subprocess.Popen(
             list(map(str, command)),
@@ -96,7 +96,14 @@ def make_package() -> None:
     beside = [COPY / name for name in ("kernels", "bench", "examples")]
     for part in [*(COPY / "fastcoll").iterdir(), *beside]:
         (PACKAGE / "fastcoll" / part.name).symlink_to(part)
-    names = ("fastcoll", "fastcoll._C", "fastcoll.kernels", "fastcoll.bench", "fastcoll.ddp")
+    names = (
+        "fastcoll",
+        "fastcoll._C",
+        "fastcoll._cuda",
+        "fastcoll.kernels",
+        "fastcoll.bench",
+        "fastcoll.ddp",
+    )
     question = f"import {', '.join(names)}\nfor m in ({', '.join(names)}): print(m.__file__)"
     status, output = run([sys.executable, "-c", question], PACKAGE, 120)
     places = output.split()

@@ -10,6 +10,7 @@ namespace fastcoll {
 enum class DType : std::uint8_t {
 #define DTYPE(name, ...) name,
 #include "base/dtypes.def"
+#include "base/exported.hpp"
 #undef DTYPE
 };
 
@@ -27,19 +28,19 @@ enum class ReduceOp : std::uint8_t {
 };
 
 /// Bytes of one element.
-std::size_t elementSize(DType dtype);
+FASTCOLL_EXPORTED std::size_t elementSize(DType dtype);
 /// For a complex type, the type of its parts; else the type itself.
-DType partOf(DType dtype);
-bool isComplex(DType dtype);
+FASTCOLL_EXPORTED DType partOf(DType dtype);
+FASTCOLL_EXPORTED bool isComplex(DType dtype);
 /// Whether the type is a real floating-point type.
-bool isFloating(DType dtype);
+FASTCOLL_EXPORTED bool isFloating(DType dtype);
 /// Whether tensors of this type can be reduced on the CPU.
 bool isSummed(DType dtype);
 /// ncclDataType_t of one element, or of a complex number's part; -1 if NCCL has none.
-int ncclNumber(DType dtype);
+FASTCOLL_EXPORTED int ncclNumber(DType dtype);
 /// The name torch prints, without "torch.": "float32".
-const char* dtypeName(DType dtype);
+FASTCOLL_EXPORTED const char* dtypeName(DType dtype);
 /// The name torch.distributed.ReduceOp uses: "SUM".
-const char* reduceOpName(ReduceOp op);
+FASTCOLL_EXPORTED const char* reduceOpName(ReduceOp op);
 
 }  // namespace fastcoll

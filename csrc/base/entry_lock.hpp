@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <mutex>
 
+#include "base/exported.hpp"
+
 namespace fastcoll {
 
 /// Work on at most so many bytes is short.
@@ -29,7 +31,7 @@ class EntryLock {
 };
 
 /// Frees the lock of this thread, if it holds one.
-void beforeWait();
+FASTCOLL_EXPORTED void beforeWait();
 
 /// Locks a mutex whose holder may work for long, or wait for the lock of this thread.
 std::unique_lock<std::mutex> lockAfterWait(std::mutex& mutex);

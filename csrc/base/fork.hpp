@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
+#include "base/exported.hpp"
+
 namespace fastcoll {
 
 /// A number that is equal for the life of one process and differs in every child it forks.
-std::uint64_t forkGeneration();
+FASTCOLL_EXPORTED std::uint64_t forkGeneration();
 
 }  // namespace fastcoll

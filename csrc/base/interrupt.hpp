@@ -2,6 +2,8 @@
 // that throws when the interpreter has a signal to deliver.
 #pragma once
 
+#include "base/exported.hpp"
+
 namespace fastcoll {
 
 using InterruptCheck = void (*)();
@@ -10,7 +12,7 @@ using InterruptCheck = void (*)();
 void setInterruptCheck(InterruptCheck check);
 
 /// Runs the check if the calling thread is the process's main thread; may throw.
-void checkInterrupt();
+FASTCOLL_EXPORTED void checkInterrupt();
 
 /// Whether checkInterrupt() threw on this thread since the last call of this function.
 bool wasInterrupted();

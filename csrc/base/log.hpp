@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/exported.hpp"
 
 namespace fastcoll {
 
@@ -13,7 +14,7 @@ enum class LogLevel { Off = 0, Warn = 1, Info = 2, Trace = 3 };
 LogLevel logLevel();
 
 /// Writes "[fastcoll] text" to standard error in one call if `level` is enabled.
-void writeLog(LogLevel level, const std::string& text);
+FASTCOLL_EXPORTED void writeLog(LogLevel level, const std::string& text);
 template <typename... Parts>
 void log(LogLevel level, const Parts&... parts) {
   writeLog(level, concat(parts...));

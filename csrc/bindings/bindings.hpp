@@ -5,14 +5,8 @@
 
 namespace fastcoll {
 
-/// The device engine.
-void bindDevice(pybind11::module_& m);
-/// The roster, through which the ranks of a device group meet.
-void bindRoster(pybind11::module_& m);
 /// The calls of a group straight from Python, and plans.
 void bindCommunicator(pybind11::module_& m);
-/// torch's symmetric memory, without the GIL.
-void bindSymmetricMemory(pybind11::module_& m);
 /// The trace.
 void bindTrace(pybind11::module_& m);
 

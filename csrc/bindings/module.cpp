@@ -4,7 +4,7 @@
 
 #include "base/interrupt.hpp"
 #include "bindings/bindings.hpp"
-#include "bindings/python_library.hpp"
+#include "bindings/python.hpp"
 #include "cpu/hosts/selector.hpp"
 #include "network/gloo.hpp"
 #include "process_group.hpp"
@@ -92,13 +92,12 @@ py::object called(const py::object& factory) {
 }
 
 void setGlooFactory(py::object factory) {
-  // Leaked on purpose: the interpreter may be gone when static destructors run.
-  auto* held = new py::object(std::move(factory));
-  fastcoll::GlooNetwork::setFactory([held]() -> fastcoll::GlooNetwork::Maker {
-    py::gil_scoped_acquire gil;
-    return
-        [maker = fastcoll::heldByPython(called(*held))](
-            const Ref<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
+  fastcoll::GlooNetwork::setFactory(
+      [&make = fastcoll::keptByPython(std::move(factory))]() -> fastcoll::GlooNetwork::Maker {
+        py::gil_scoped_acquire gil;
+        return [maker = fastcoll::heldByPython(called(make))](const Ref<c10d::Store>& store,
+                                                              int rank, int size,
+                                                              std::chrono::milliseconds timeout) {
           py::gil_scoped_acquire again;
           try {
             return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
@@ -108,7 +107,13 @@ void setGlooFactory(py::object factory) {
                 std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
           }
         };
-  });
+      });
+}
+
+/// `load` imports fastcoll._cuda.
+void setDeviceLoader(py::object load) {
+  fastcoll::setDeviceLoader(
+      [&load = fastcoll::keptByPython(std::move(load))] { fastcoll::inPython([&] { load(); }); });
 }
 
 py::list groups() {
@@ -235,6 +240,7 @@ PYBIND11_MODULE(_C, m) {
            py::call_guard<py::gil_scoped_release>());
 
   m.def("set_gloo_factory", &setGlooFactory, py::arg("factory"));
+  m.def("set_device_loader", &setDeviceLoader, py::arg("load"));
   m.def("groups", &groups);
   m.def("reduce_isa", &fastcoll::reduceIsa);
   m.def("build_info", [] {
@@ -259,9 +265,6 @@ PYBIND11_MODULE(_C, m) {
 
   fastcoll::setInterruptCheck(&checkSignals);
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
-  fastcoll::bindDevice(m);
   fastcoll::bindCommunicator(m);
-  fastcoll::bindRoster(m);
-  fastcoll::bindSymmetricMemory(m);
   fastcoll::bindTrace(m);
 }

@@ -5,10 +5,12 @@
 
 #include <functional>
 
+#include "base/exported.hpp"
+
 namespace fastcoll {
 
 /// Runs `job` on a pooled thread; starts one if none is idle. Idle threads end by themselves.
-void runOnWorker(std::function<void()> job);
+FASTCOLL_EXPORTED void runOnWorker(std::function<void()> job);
 
 /// Called after the process's last group has ended. Threads then end as soon as they are idle, not
 /// after 2 s. Does not wait for them, because the caller may hold the GIL.

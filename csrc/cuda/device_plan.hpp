@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/algorithms/algorithm.hpp"
-#include "cuda/device_request.hpp"
+#include "torch/device_engine.hpp"
 
 namespace fastcoll {
 

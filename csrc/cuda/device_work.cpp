@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "cuda/host_wait.hpp"
+#include "cuda/watchdog.hpp"
 #include "torch/error.hpp"
 #include "torch/work_registry.hpp"
 

@@ -8,19 +8,26 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/device_engine.hpp"
+#include "cuda/in_flight.hpp"
+#include "torch/device_engine.hpp"
 #include "torch/torch_version.hpp"
 
 namespace fastcoll {
 
+/// The result of a launch. `callers`: when this stream waits for the end, the kept tensors are
+/// freed; nullopt if the calls came from several streams.
+struct Launched {
+  InFlightRef flight;
+  c10::Stream stream;
+  std::optional<c10::Stream> callers;
+};
+
 class DeviceWork : public c10d::Work {
  public:
   /// `blocking`, from the group's options: wait() waits on the host.
-  DeviceWork(int rank, c10d::OpType type, const char* title,
-             const std::optional<std::vector<at::Tensor>>& profiled,
-             std::vector<at::Tensor> outputs, DeviceEngine::Launched launched, bool blocking)
-      : c10d::Work(rank, type, title, profiled),
-        outputs_(std::move(outputs)),
+  DeviceWork(int rank, WorkDraft draft, Launched launched, bool blocking)
+      : c10d::Work(rank, draft.type, draft.title, draft.profiled),
+        outputs_(std::move(draft.outputs)),
         flight_(std::move(launched.flight)),
         stream_(launched.stream),
         callers_(launched.callers),

@@ -2,6 +2,8 @@
 // process reads one key a second, and the keys of its groups only after a change.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,6 +15,8 @@ namespace fastcoll {
 
 class FaultBell {
  public:
+  /// The bell of the store under all prefixes, one for all groups that use it.
+  static std::shared_ptr<FaultBell> of(c10::intrusive_ptr<c10d::Store> store);
   /// `store` has no prefix: all groups use one key.
   explicit FaultBell(std::unique_ptr<KeyValueStore> store) : store_(std::move(store)) {}
 

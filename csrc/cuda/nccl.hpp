@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "cuda/device_request.hpp"
+#include "torch/device_engine.hpp"
 
 namespace fastcoll {
 

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "cuda/capture.hpp"
-#include "cuda/device_request.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/nccl.hpp"
+#include "torch/device_engine.hpp"
 
 namespace fastcoll {
 

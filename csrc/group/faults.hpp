@@ -16,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/exported.hpp"
 #include "base/store.hpp"
 
 namespace fastcoll {
@@ -23,12 +24,13 @@ namespace fastcoll {
 /// The current time, by the clock of Fault::publishedAt.
 std::int64_t millisSince1970();
 
-std::string faultKey(const std::string& hash);
+FASTCOLL_EXPORTED std::string faultKey(const std::string& hash);
 std::string faultKey(std::uint64_t nonce);
 /// nullopt if there is no fault. Throws Error(Network) when the store cannot be reached.
-std::optional<Fault> readFault(KeyValueStore& store, const std::string& key);
+FASTCOLL_EXPORTED std::optional<Fault> readFault(KeyValueStore& store, const std::string& key);
 /// Writes the fault unless the key holds one; returns what the key then holds.
-Fault writeFault(KeyValueStore& store, const std::string& key, const Fault& fault);
+FASTCOLL_EXPORTED Fault writeFault(KeyValueStore& store, const std::string& key,
+                                   const Fault& fault);
 
 /// Publishes and reads a group's first fault on other threads, because a store may be slow or gone,
 /// and no caller may wait for it long.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/exported.hpp"
 #include "base/store.hpp"
 
 namespace fastcoll {
@@ -30,7 +31,7 @@ namespace fastcoll {
 /// the end 10 ms, when some rank is late.
 void pause(int& looks);
 
-class Roster {
+class FASTCOLL_EXPORTED Roster {
  public:
   using Texts = std::vector<std::string>;
   /// Called between two reads of the store; ends the wait by an exception.

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/exported.hpp"
 #include "base/settings.hpp"
 #include "trace/record.hpp"
 
@@ -36,7 +37,7 @@ void setRank(int rank);
 /// Whether calls are recorded.
 bool isOn();
 /// Whether faults are dumped, by a thread that polls for failed groups.
-bool isWatching();
+FASTCOLL_EXPORTED bool isWatching();
 /// Sets the reader of the caller's stack. It returns a line "name\tfile\tline" a frame, innermost
 /// first.
 void setStackReader(std::string (*reader)());
@@ -53,14 +54,15 @@ void describe(Record& draft);
 /// Records a described call under its sequence number; `starts`: it starts at once. Returns the
 /// record's number; 0 if nothing is recorded. All functions below ignore 0.
 RecordId record(const Record& draft, std::uint64_t seq, bool starts = false);
-void start(RecordId id);
-void complete(RecordId id);
+FASTCOLL_EXPORTED void start(RecordId id);
+FASTCOLL_EXPORTED void complete(RecordId id);
 /// Records the source and number of the message that a receive from any rank has found.
 void setMessage(RecordId id, int source, std::uint64_t seq);
 /// The call has failed; `groupFailed`: so has its group, and its first such call writes the dump,
 /// if dumps are on.
 void fail(RecordId id, const std::string& error, bool groupFailed = true) noexcept;
-void fail(RecordId id, const std::exception_ptr& error, bool groupFailed = true) noexcept;
+FASTCOLL_EXPORTED void fail(RecordId id, const std::exception_ptr& error,
+                            bool groupFailed = true) noexcept;
 /// The group has failed because of another rank.
 void groupFailed(std::uint32_t group) noexcept;
 
@@ -68,7 +70,7 @@ void groupFailed(std::uint32_t group) noexcept;
 std::string dump(const std::string& reason);
 /// Writes the dump to `path`; if empty, the name is made of FASTCOLL_TRACE_DUMP and the rank.
 /// Returns the name. Throws Error(Value) if it cannot be written.
-std::string write(const std::string& reason, std::string path = "");
+FASTCOLL_EXPORTED std::string write(const std::string& reason, std::string path = "");
 
 /// Sets a function that the watcher calls every 100 ms if faults are dumped. It must not throw.
 void setLook(std::function<void()> look);

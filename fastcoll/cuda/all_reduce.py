@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import address_table, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
 from fastcoll.cuda.algorithms.launches import Piece, PlanContext
@@ -96,7 +96,7 @@ class AllReduces:
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
         # By stream and capture; held by the plans, which go with their graph.
         self._captured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
-        self.plans = C.Plans(self._kernel_bytes(), region.thresholds.limits)
+        self.plans = CUDA.Plans(self._kernel_bytes(), region.thresholds.limits)
 
     def _kernel_bytes(self) -> int:
         """Returns the size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all."""
@@ -111,7 +111,7 @@ class AllReduces:
 
     def plan(
         self, tasks: Sequence[Task], given: tuple[Any, ...], stream: int, capture: int
-    ) -> C.Plan | None:
+    ) -> CUDA.Plan | None:
         """Returns the plan for collectives on the current stream.
 
         Args:
@@ -141,7 +141,7 @@ class AllReduces:
             chosen, tasks, functools.partial(self._workspace, stream=stream, capture=capture)
         )
         uses_peers = any(algorithm.uses_peers for algorithm, _, _ in chosen)
-        return C.Plan(parts, left, uses_peers, of_count and len(tasks) == 1)
+        return CUDA.Plan(parts, left, uses_peers, of_count and len(tasks) == 1)
 
     def tables(self, tasks: Sequence[Task]) -> tuple[int, int, object]:
         """Returns the addresses of two tables on the device, and what holds them.
@@ -198,7 +198,7 @@ class AllReduces:
             peers.close()
             if self._aborted():
                 _left_behind.append((peers, self.plans))
-                self.plans = C.Plans(0, [])
+                self.plans = CUDA.Plans(0, [])
             else:
                 peers.free()
         self.plans.clear()
@@ -269,7 +269,7 @@ class AllReduces:
         chosen: Sequence[_Chosen],
         tasks: Sequence[Task],
         workspace: Callable[[int], Tensor],
-    ) -> tuple[list[C.PlanPart], bool]:
+    ) -> tuple[list[CUDA.PlanPart], bool]:
         """Returns the parts of a plan, and whether it serves these numbers of elements only."""
         context = PlanContext(self._member, self._kernel_device, self.region.peers, workspace)
         parts, of_count = [], False
@@ -278,7 +278,7 @@ class AllReduces:
             made = algorithm.prepare(call, pieces, context)
             of_count = of_count or made.of_count
             parts.append(
-                C.PlanPart(algorithm.name, indices, list(made.steps), made.tables, made.held)
+                CUDA.PlanPart(algorithm.name, indices, list(made.steps), made.tables, made.held)
             )
         return parts, of_count
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import ABORTED, Member, names_of
 
@@ -47,7 +47,7 @@ class Ballot:
     ) -> None:
         self.ended: Callable[[], str] = str
         self._store = store
-        self._roster = C.Roster(store, "ballot", member.rank, member.size)
+        self._roster = CUDA.Roster(store, "ballot", member.rank, member.size)
         self._member = member
         self._timeout = timeout
         self._aborted = aborted

@@ -21,6 +21,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import nccl_library, symmetric
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.errors import ABORTED, Member
@@ -95,7 +96,7 @@ class CudaEngine:
         self._algorithm = algorithm
         self._config = config
         nccl_library.load()
-        self.communicators = communicators = C.Communicators()
+        self.communicators = communicators = CUDA.Communicators()
         # Without a reference to self, which would keep the engine.
         self._aborted: Callable[[], bool] = lambda: communicators.aborted
         self._store = store

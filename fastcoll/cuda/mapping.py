@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.errors import Member
 
 __all__ = ["MAPPERS", "TorchSymmetricMemory", "rendezvous"]
@@ -91,7 +91,7 @@ class TorchSymmetricMemory:
 
         It is a separate allocation: memory from a pool may begin behind the start of the mapped block.
         """
-        return C.symmetric_empty(size, device).zero_()
+        return CUDA.symmetric_empty(size, device).zero_()
 
     def map(
         self, memory: Tensor, name: str, member: Member, store: Store, seconds: float
@@ -109,7 +109,7 @@ class TorchSymmetricMemory:
     def free(self, memory: Tensor) -> None:
         """Unmaps the memory that ``map`` mapped; waits for the device without the GIL."""
         memory.symmetric_memory = None  # type: ignore[attr-defined]
-        C.symmetric_free(memory)
+        CUDA.symmetric_free(memory)
 
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the name that kernels use for memory of `device`: the same."""
@@ -176,7 +176,7 @@ def rendezvous(memory: Tensor, name: str, member: Member, store: Store, seconds:
     caller's group may not be registered yet, so this call registers a temporary one.
 
     Args:
-        memory: From ``C.symmetric_empty``.
+        memory: From ``CUDA.symmetric_empty``.
         name: Unique among the groups.
         member: This rank.
         store: For this call only.
@@ -187,12 +187,12 @@ def rendezvous(memory: Tensor, name: str, member: Member, store: Store, seconds:
     c10d._register_process_group(name, group)
     try:
         try:
-            return C.symmetric_rendezvous(memory, name, seconds)
+            return CUDA.symmetric_rendezvous(memory, name, seconds)
         except RuntimeError as error:
             if "no group info" not in str(error):
                 raise
         c10d._SymmetricMemory.set_group_info(name, member.rank, member.size, store)
-        return C.symmetric_rendezvous(memory, name, seconds)
+        return CUDA.symmetric_rendezvous(memory, name, seconds)
     finally:
         c10d._unregister_process_group(name)
         del group

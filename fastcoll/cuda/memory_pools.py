@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.nccl import NcclCommunicator, current
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
@@ -39,7 +39,7 @@ class RegisteredPools:
     """
 
     def __init__(
-        self, communicators: C.Communicators, known: Mapping[tuple[int, int], NcclCommunicator]
+        self, communicators: CUDA.Communicators, known: Mapping[tuple[int, int], NcclCommunicator]
     ) -> None:
         self.lock = threading.Lock()
         self._communicators = communicators
@@ -173,8 +173,8 @@ def _plugged() -> Any:
     from torch.cuda.memory import CUDAPluggableAllocator
 
     library = nccl_library.load()
-    C.set_nccl_allocator(library.address("ncclMemAlloc"), library.address("ncclMemFree"))
-    return CUDAPluggableAllocator(C.__file__, "fastcoll_nccl_allocate", "fastcoll_nccl_free")
+    CUDA.set_nccl_allocator(library.address("ncclMemAlloc"), library.address("ncclMemFree"))
+    return CUDAPluggableAllocator(CUDA.__file__, "fastcoll_nccl_allocate", "fastcoll_nccl_free")
 
 
 def allocator() -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_config import LibraryCommunicator, NcclConfig, check_config
@@ -81,7 +81,7 @@ class NcclCommunicator:
         self.timeout = timeout
         self.library = library
         self.instance = instance
-        self.calls = C.NcclCalls(
+        self.calls = CUDA.NcclCalls(
             library.functions, int(raw.comm), member.size, timedelta(seconds=timeout)
         )
         self.ended_elsewhere: Callable[[], str | None] | None = None

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from fastcoll._load import C
 from fastcoll._requirements import CUPY, nccl_packages
 
 __all__ = [
@@ -161,7 +160,11 @@ class NcclLibrary:
                 f"{version_text(cupy.get_version())}",
                 f"Start with LD_PRELOAD={path}, or uninstall what brings the other one",
             )
-        self.functions = C.NcclFunctions(self.address, self.version)
+        from fastcoll._load_cuda import (
+            CUDA,  # not at the top: fastcoll info reads this file without it
+        )
+
+        self.functions = CUDA.NcclFunctions(self.address, self.version)
 
     def address(self, name: str) -> int:
         """Returns the address of an NCCL function; 0 if this NCCL has none of that name."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl_library import version_text
 from fastcoll.cuda.nccl_life import is_ending
@@ -66,7 +66,9 @@ class Rendezvous:
         self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version)
         self._version = version
         folder = f"fastcoll/nccl/{member.group}/{generation}"
-        self._roster = C.Roster(store, folder, member.rank, member.size, self._record, len(_MAGIC))
+        self._roster = CUDA.Roster(
+            store, folder, member.rank, member.size, self._record, len(_MAGIC)
+        )
 
     def exchange(self, make_id: Callable[[], bytes]) -> bytes:
         """Returns NCCL's unique id, the same on all ranks, when all ranks have arrived.

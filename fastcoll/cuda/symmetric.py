@@ -29,7 +29,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll import env
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.ballot import Ballot, Refused
 from fastcoll.cuda.channels import Share
@@ -108,7 +108,7 @@ class Region:
     topology: Topology
     thresholds: Thresholds
     peers: PeerMemory | None = None
-    processes: C.PeerProcesses = field(default_factory=lambda: C.PeerProcesses({}))
+    processes: CUDA.PeerProcesses = field(default_factory=lambda: CUDA.PeerProcesses({}))
     vote: Callable[[], Topology] | None = None
 
 
@@ -286,7 +286,7 @@ def open_region(
         topology = vote()
         if not topology.kernels:
             return Region(topology, thresholds)
-        processes = C.PeerProcesses(
+        processes = CUDA.PeerProcesses(
             {rank: pid for rank, pid in enumerate(verdict.pids) if rank != member.rank}
         )
         ballot.ended = processes.ended

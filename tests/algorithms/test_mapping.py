@@ -18,7 +18,7 @@ from on_ranks import on_ranks
 from peer_memory import SharedFiles
 from torch._C import _distributed_c10d as c10d
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline, mapping, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
@@ -28,7 +28,7 @@ from fastcoll.cuda.thresholds import Thresholds
 
 def begin(name, seconds=30.0):
     recording_device.add_symmetric_memory()
-    memory = C.symmetric_empty(1000, torch.device("recording", 0))
+    memory = CUDA.symmetric_empty(1000, torch.device("recording", 0))
     assert memory.numel() == 1000 and memory.dtype == torch.uint8
     member, store = Member("g", 0, 1), dist.HashStore()
     return deadline.start(lambda: rendezvous(memory, f"fastcoll/g/{name}", member, store, seconds))
@@ -55,14 +55,14 @@ def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(be
     """ "0" is the default; a variable that is removed would move others, which threads may be reading."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    for name in C.SYMMETRIC_SWITCHES:
+    for name in CUDA.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
     call = begin("switches")
     end(call)
     assert recording_device.switches_seen() == ["1", "1"]
-    assert [getenv(name.encode()) for name in C.SYMMETRIC_SWITCHES] == [b"0", b"0"]
+    assert [getenv(name.encode()) for name in CUDA.SYMMETRIC_SWITCHES] == [b"0", b"0"]
 
 
 def environment():
@@ -77,7 +77,7 @@ def environment():
 @on_ranks(1, world="device_world")
 def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
     """A group is made where there are GPUs, and later maps memory, while other threads read the environment."""
-    for name in C.SYMMETRIC_SWITCHES:
+    for name in CUDA.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
     with (
         mock.patch.object(torch.version, "cuda", "13.0"),
@@ -90,7 +90,7 @@ def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
         while recording_device.most_at_once() == 0:
             time.sleep(0.01)
         seen.append(environment())
-        assert [os.environ[name] for name in C.SYMMETRIC_SWITCHES] == ["0", "0"]
+        assert [os.environ[name] for name in CUDA.SYMMETRIC_SWITCHES] == ["0", "0"]
     end(call)
     seen.append(environment())
     assert seen[0] == seen[1] == seen[2]
@@ -102,7 +102,7 @@ def test_memory_is_given_back_without_the_gil():
     """torch waits for the device then, and so for kernels of other groups."""
     recording_device.add_symmetric_memory()
     recording_device.clear()
-    memory = C.symmetric_empty(1000, torch.device("recording", 0))
+    memory = CUDA.symmetric_empty(1000, torch.device("recording", 0))
     address = memory.data_ptr()
     with recording_device.held_rendezvous():
         call = deadline.start(lambda: TorchSymmetricMemory().free(memory))
@@ -195,12 +195,12 @@ def await_end(processes):
 
 
 def test_an_end_is_seen_before_anybody_waits_for_the_process(process):
-    processes = C.PeerProcesses({0: os.getpid(), 2: process.pid})
+    processes = CUDA.PeerProcesses({0: os.getpid(), 2: process.pid})
     assert processes.ended() == ""
     process.kill()
     assert await_end(processes) == f"rank 2 (process {process.pid} of this host) has ended"
     process.wait()
-    assert C.PeerProcesses({3: process.pid}).ended().startswith("rank 3 ")
+    assert CUDA.PeerProcesses({3: process.pid}).ended().startswith("rank 3 ")
 
 
 def watched():
@@ -211,14 +211,14 @@ def watched():
 
 def test_processes_are_let_go_of(process):
     before = watched()
-    processes = C.PeerProcesses({0: os.getpid(), 2: process.pid})
+    processes = CUDA.PeerProcesses({0: os.getpid(), 2: process.pid})
     assert watched() == before + 2
     del processes
     assert watched() == before
 
 
 def test_a_process_that_cannot_be_watched_has_not_ended():
-    assert C.PeerProcesses({1: 0}).ended() == ""  # as without such descriptors
+    assert CUDA.PeerProcesses({1: 0}).ended() == ""  # as without such descriptors
 
 
 class Waits(SharedFiles):
@@ -293,7 +293,7 @@ def test_the_ranks_are_found_by_every_release_of_torch(by_table, monkeypatch):
     """No release for CUDA is at hand; what is asked of it is."""
     release = OfRelease(by_table)
     monkeypatch.setattr(c10d, "_SymmetricMemory", release)
-    monkeypatch.setattr(C, "symmetric_rendezvous", release.rendezvous)
+    monkeypatch.setattr(CUDA, "symmetric_rendezvous", release.rendezvous)
     for instance in ("first", "second"):
         member = Member("g", 1, 3)
         assert (
@@ -311,7 +311,7 @@ def test_another_error_of_torch_is_passed_on(monkeypatch):
         def rendezvous(self, memory, name, seconds):
             raise RuntimeError("overlapping devices")
 
-    monkeypatch.setattr(C, "symmetric_rendezvous", Fails(False).rendezvous)
+    monkeypatch.setattr(CUDA, "symmetric_rendezvous", Fails(False).rendezvous)
     with pytest.raises(RuntimeError, match="overlapping devices"):
         rendezvous(torch.zeros(1), "fastcoll/g/third", Member("g", 0, 1), dist.HashStore(), 1)
     with pytest.raises(RuntimeError, match="Could not resolve"):

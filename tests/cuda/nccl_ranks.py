@@ -15,7 +15,7 @@ from suite_rules import until
 from torch import Tensor
 from world import here
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
@@ -128,7 +128,7 @@ class Tensors:
     def issue(
         self, what: str, send: Tensor, receive: Tensor, root: int = -1, op: str | None = None
     ) -> None:
-        operation = len(C.REDUCE_OPS) if op is None else C.REDUCE_OPS.index(op)
+        operation = len(CUDA.REDUCE_OPS) if op is None else CUDA.REDUCE_OPS.index(op)
         self._issue(what, send, receive, operation, root, 1.0, 0)
 
     def reduce(
@@ -136,7 +136,7 @@ class Tensors:
     ) -> None:
         """A call of an operation that may have a factor."""
         number, address = (1.0, factor.data_ptr()) if isinstance(factor, Tensor) else (factor, 0)
-        self._issue(what, send, receive, C.REDUCE_OPS.index(op), 0, number, address)
+        self._issue(what, send, receive, CUDA.REDUCE_OPS.index(op), 0, number, address)
 
     def all_reduce(self, send: Tensor, receive: Tensor) -> None:
         """The sum."""
@@ -152,9 +152,9 @@ class Tensors:
         factor: float,
         factor_on_device: int,
     ) -> None:
-        kind = C.DTYPES.index(str(send.dtype).removeprefix("torch."))
+        kind = CUDA.DTYPES.index(str(send.dtype).removeprefix("torch."))
         self.made.calls.issue(
-            *(C.COLLECTIVES.index(what), kind, op, root, factor, factor_on_device),
+            *(CUDA.COLLECTIVES.index(what), kind, op, root, factor, factor_on_device),
             *(send.data_ptr(), send.numel(), receive.data_ptr(), receive.numel(), self.STREAM),
         )
 

@@ -4,7 +4,7 @@ import ctypes
 from datetime import timedelta
 from typing import Any
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _REDUCTION = [_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER]
@@ -27,8 +27,8 @@ class RecordedNccl:
     def __init__(self, version: int = 23000, ranks: int = 2) -> None:
         self.calls: list[tuple[str, tuple[int, ...]]] = []
         self._functions: list[Any] = []
-        functions = C.NcclFunctions(self._address, version)
-        self._calls = C.NcclCalls(functions, 0x77, ranks, timedelta(seconds=5))
+        functions = CUDA.NcclFunctions(self._address, version)
+        self._calls = CUDA.NcclCalls(functions, 0x77, ranks, timedelta(seconds=5))
 
     def issue(
         self,
@@ -40,8 +40,8 @@ class RecordedNccl:
         root: int = 0,
     ) -> None:
         """Makes a call, of addresses and elements."""
-        number = C.REDUCE_OPS.index(op)
-        kinds = C.COLLECTIVES.index(collective), C.DTYPES.index(dtype), number
+        number = CUDA.REDUCE_OPS.index(op)
+        kinds = CUDA.COLLECTIVES.index(collective), CUDA.DTYPES.index(dtype), number
         self._calls.issue(*kinds, root, 2.0, 0, *source, *target, 0)
 
     def _address(self, name: str) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from nccl_recorder import RecordedNccl
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 
 SOURCE, TARGET = 0x1000, 0x2000
 
@@ -32,4 +32,4 @@ def test_a_function_that_nccl_lacks_is_named() -> None:
     with pytest.raises(
         dist.DistBackendError, match=r"expected an NCCL that has ncclRecv, got 2\.18\.3"
     ):
-        C.NcclFunctions(lambda name: nccl._address(name) if name != "ncclRecv" else 0, 21803)
+        CUDA.NcclFunctions(lambda name: nccl._address(name) if name != "ncclRecv" else 0, 21803)

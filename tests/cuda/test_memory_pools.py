@@ -11,7 +11,7 @@ from nccl_ranks import cleared, engine_of, on_stand_in, stand_in
 from on_ranks import on_ranks
 from world import here
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import memory_pools
 from fastcoll.cuda.engine import CudaEngine
 
@@ -158,7 +158,7 @@ def test_the_allocator_is_nccls() -> None:
     ctypes.memset(address, 1, PAGE)
     free(address, PAGE, 0, None)
     assert stand_in.names() == ["memAlloc", "memFree"]
-    C.set_nccl_allocator(0, 0)
+    CUDA.set_nccl_allocator(0, 0)
     assert allocate(PAGE, 0, None) is None
     with pytest.raises(RuntimeError, match="call one collective before"):
         group.pg.register_mem_pool(Pool(1))

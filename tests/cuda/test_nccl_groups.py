@@ -9,7 +9,7 @@ import torch.distributed as dist
 from nccl_ranks import Tensors, communicator, engine_of, on_stand_in, stand_in
 from world import here
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
@@ -45,7 +45,11 @@ def test_a_communicator_is_divided(size: int) -> None:
 
 def reduce(engine: CudaEngine, tensor: torch.Tensor, device: int = 0, pair: int = -1) -> None:
     address, count = tensor.data_ptr(), tensor.numel()
-    kinds = C.COLLECTIVES.index("all_reduce"), C.DTYPES.index("float32"), C.REDUCE_OPS.index("SUM")
+    kinds = (
+        CUDA.COLLECTIVES.index("all_reduce"),
+        CUDA.DTYPES.index("float32"),
+        CUDA.REDUCE_OPS.index("SUM"),
+    )
     calls = engine.communicators.find(device, pair)
     assert calls is not None
     calls.issue(*kinds, -1, 1.0, 0, address, count, address, count, 0)
@@ -114,7 +118,7 @@ def test_an_aborted_group() -> None:
     engine.communicators.abort_all()
     assert engine.communicators.find(0, -1) is None
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
-        calls.issue(C.COLLECTIVES.index("send"), 0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0)
+        calls.issue(CUDA.COLLECTIVES.index("send"), 0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         Tensors(communicator).all_reduce(tensor, tensor)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):

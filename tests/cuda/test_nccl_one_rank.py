@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nccl_ranks import Tensors, communicator, on_stand_in, stand_in
 from nccl_recorder import RecordedNccl
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 
 BASE = 0x10000
 
@@ -58,8 +58,8 @@ def test_messages_are_called_in_pieces_where_they_must(drops: bool) -> None:
     ways = [first, nothing, first, first, both, whole, nothing]
     counts = []
     with communicator() as made:
-        functions = C.NcclFunctions(made.library.address, 22906 if drops else 22907)
-        made.calls = C.NcclCalls(functions, made._raw.comm, 1, timedelta(seconds=30))
+        functions = CUDA.NcclFunctions(made.library.address, 22906 if drops else 22907)
+        made.calls = CUDA.NcclCalls(functions, made._raw.comm, 1, timedelta(seconds=30))
         x, y = torch.arange(COUNT).float(), torch.zeros(COUNT)
         z = torch.complex(x, -x)
         for source, target, op, factor in (

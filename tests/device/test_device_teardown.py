@@ -17,13 +17,13 @@ if given is None:
 import recording_device, torch
 import torch.distributed as dist
 if os.environ.get("HANGS"):
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
     from fastcoll.cuda import nccl_library
     library = nccl_library.load()
     function = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: time.sleep(60))
     hanging = ctypes.cast(function, ctypes.c_void_p).value
     find = lambda name: hanging if name == "ncclCommGetAsyncError" else library.address(name)
-    library.functions = C.NcclFunctions(find, library.version)
+    library.functions = CUDA.NcclFunctions(find, library.version)
 
 def aborted():
     while "the group is aborted" not in open("stderr").read():

@@ -12,7 +12,7 @@ import suite_rules
 import torch.distributed as dist
 from odd_stores import Between
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 
 _nonces = count(1)
 
@@ -29,8 +29,8 @@ class Watched(Between):
         return super().check(keys)
 
 
-def roster(store: dist.Store, rank: int, size: int) -> C.Roster:
-    return C.Roster(store, "g", rank, size, b"magic" + next(_nonces).to_bytes(8, "big"), 5)
+def roster(store: dist.Store, rank: int, size: int) -> CUDA.Roster:
+    return CUDA.Roster(store, "g", rank, size, b"magic" + next(_nonces).to_bytes(8, "big"), 5)
 
 
 def until(seconds: float) -> Callable[[], None]:
@@ -43,7 +43,7 @@ def until(seconds: float) -> Callable[[], None]:
     return look
 
 
-def come_together(one: C.Roster, rank: int) -> tuple[str, list[bytes]]:
+def come_together(one: CUDA.Roster, rank: int) -> tuple[str, list[bytes]]:
     one.publish()
     said = None
     while said is None:
@@ -189,7 +189,7 @@ def texts(*all_texts: bytes) -> bytes:
 )
 def test_a_list_of_somebody_else_is_refused(entries: bytes) -> None:
     store = dist.HashStore()
-    one = C.Roster(store, "g", 1, 2)
+    one = CUDA.Roster(store, "g", 1, 2)
     store.set("g/first", entries)
     with pytest.raises(
         dist.DistStoreError,

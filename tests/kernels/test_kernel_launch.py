@@ -18,12 +18,12 @@ sys.path.insert(0, sys.argv[1])
 import fake_cuda, recording_device, torch
 driver = fake_cuda.Driver()
 recording_device.load()
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 device = torch.device("recording", 1)
 def kernel(compiled, name="k", **changes):
     given = {"code": compiled.asm["cubin"], "entry": compiled.metadata.name,
              "threads": 32 * compiled.metadata.num_warps, "shared_bytes": compiled.metadata.shared}
-    return C.Kernel(device, name, **{**given, **changes})
+    return CUDA.Kernel(device, name, **{**given, **changes})
 """
 
 EACH_KIND = """
@@ -34,7 +34,7 @@ for row in kernel_table.analyse([configuration for configuration, _ in first], [
 for configuration, compiled in first:
     driver.reset(configuration)
     stream = torch.Stream(device)
-    launch = C.Launch(kernel(compiled), 5, fake_cuda.arguments_of(configuration), None)
+    launch = CUDA.Launch(kernel(compiled), 5, fake_cuda.arguments_of(configuration), None)
     before = torch.accelerator.current_device_index()
     with stream:
         torch.accelerator.set_device_index(0)
@@ -43,7 +43,7 @@ for configuration, compiled in first:
     expected = fake_cuda.described(configuration, compiled, 5, stream.native_handle, 101)
     assert driver.log() == expected, (driver.log(), expected)
     driver.reset(configuration)
-    C.Launch(kernel(compiled), 0, fake_cuda.arguments_of(configuration), None)()
+    CUDA.Launch(kernel(compiled), 0, fake_cuda.arguments_of(configuration), None)()
     assert not driver.log()
     print(configuration.name)
 """
@@ -60,7 +60,7 @@ error(lambda: kernel(compiled, code=b"no code"))
 driver.allow_threads(128)
 error(lambda: kernel(compiled))
 driver.reset(configuration)
-launch = C.Launch(kernel(compiled, shared_bytes=100_000), 1, fake_cuda.arguments_of(configuration), None)
+launch = CUDA.Launch(kernel(compiled, shared_bytes=100_000), 1, fake_cuda.arguments_of(configuration), None)
 print(driver.log())
 driver.fail("cuLaunchKernel", 719)
 error(launch)
@@ -120,12 +120,12 @@ for ptx, changes in ((text.replace(last, last + ", .param .u64 more"), {}), (tex
 
 
 def test_without_a_driver_the_error_says_so() -> None:
-    from fastcoll._load import C
+    from fastcoll._load_cuda import CUDA
 
     with pytest.raises(
         torch.distributed.DistBackendError, match="expected a CUDA driver with cuCtxGetCurrent"
     ):
-        C.Kernel(torch.device("cpu"), "k", b"", "entry", 1, 0)
+        CUDA.Kernel(torch.device("cpu"), "k", b"", "entry", 1, 0)
 
 
 def any_configuration() -> Configuration:

@@ -33,22 +33,28 @@ def test_kernels_are_joined_to_nothing():
 def lines(tmp_path, monkeypatch):
     """A function that returns the lines of the ninja file, made in an empty folder."""
     monkeypatch.delenv("CXXFLAGS", raising=False)
-    asked = SimpleNamespace(
-        name="fastcoll._C",
-        torch_headers=["/torch/include"],
-        define_macros=[("FASTCOLL_TORCH_VERSION", "2.99")],
-        library_dirs=[],
-        libraries=["c10"],
-        extra_link_args=[],
+    asked = {
+        tmp_path / f"{module}.so": SimpleNamespace(
+            name=f"fastcoll.{module}",
+            module=module,
+            torch_headers=["/torch/include"],
+            define_macros=[("FASTCOLL_TORCH_VERSION", "2.99")],
+            library_dirs=[],
+            libraries=["c10"],
+            extra_link_args=[],
+        )
+        for module in ("_C", "_cuda")
+    }
+    return lambda *modules: list(
+        extension.ninja_file({t: e for t, e in asked.items() if e.module in modules}, tmp_path)
     )
-    return lambda: list(extension.ninja_file(asked, tmp_path, tmp_path / "_C.so"))
 
 
 @pytest.mark.parametrize("unity", ["1", "0"])
 def test_a_unit_depends_on_torch_only_if_it_may_include_it(lines, monkeypatch, unity):
     """So another torch does not compile the layers below it again."""
     monkeypatch.setenv("UNITY", unity)
-    made = lines()
+    made = lines("_C", "_cuda")
     variables = dict(
         line.split(" = ", 1) for line in made if line.startswith(("plain =", "torch ="))
     )
@@ -65,14 +71,44 @@ def test_a_unit_depends_on_torch_only_if_it_may_include_it(lines, monkeypatch, u
         assert ("torch" in needs) == (flags == "$torch")
 
 
+@pytest.mark.parametrize("unity", ["1", "0"])
+def test_the_half_of_device_tensors_is_left_out(lines, monkeypatch, unity):
+    """Without it no file of it is compiled; with it ``_cuda`` alone takes them, and is linked against ``_C``."""
+    monkeypatch.setenv("UNITY", unity)
+    assert not any("cuda" in line for line in lines("_C"))
+    whole = lines("_C", "_cuda")
+    links = [line.split() for line in whole if line.startswith("build ") and ": link " in line]
+    (core, *of_core), (_, *of_cuda) = [[line[1], *line[3:]] for line in links]
+    assert not any("cuda" in one for one in of_core)
+    assert of_cuda.pop() == core.rstrip(":")
+    assert of_cuda and all("/csrc/cuda" in one for one in of_cuda)
+    assert any(line.startswith("  libraries") and "-soname,fastcoll._C" in line for line in whole)
+
+
+def test_it_is_built_for_a_torch_with_cuda_or_where_asked_for(monkeypatch):
+    import torch
+
+    for version, asked, expected in [
+        ("13.0", None, True),
+        (None, None, False),
+        (None, "1", True),
+        ("13.0", "0", False),
+    ]:
+        monkeypatch.setattr(torch.version, "cuda", version)
+        monkeypatch.delenv("USE_CUDA", raising=False)
+        if asked:
+            monkeypatch.setenv("USE_CUDA", asked)
+        assert extension.with_cuda() is expected
+
+
 def test_another_compiler_or_torch_in_the_same_place_is_noticed(lines, tmp_path, monkeypatch):
-    lines()
+    lines("_C")
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in ("compiler", "torch")}
-    lines()
+    lines("_C")
     assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in before}
     monkeypatch.setattr(toolchain, "compiler_version", lambda: "g++ 99")
     monkeypatch.setattr(extension.metadata, "version", lambda name: "2.99.1")
-    lines()
+    lines("_C")
     assert (tmp_path / "compiler").read_text() == "g++ 99"
     assert (tmp_path / "torch").read_text() == "2.99.1"
 

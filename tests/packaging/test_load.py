@@ -66,6 +66,19 @@ def test_a_module_that_does_not_fit_is_named(
     assert not fastcoll.is_available()
 
 
+def test_without_the_half_of_device_tensors_their_first_one_says_what_to_do(monkeypatch) -> None:
+    """As for a torch without CUDA, whose fastcoll has no ``_cuda``."""
+    monkeypatch.setitem(sys.modules, "fastcoll._cuda", None)
+    monkeypatch.delattr(fastcoll, "_cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "fastcoll._load_cuda", raising=False)
+    monkeypatch.delattr(fastcoll, "_load_cuda", raising=False)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+    with pytest.raises(
+        ImportError, match=r"built for a torch without CUDA.*USE_CUDA=1 pip install"
+    ):
+        importlib.import_module("fastcoll._load_cuda")
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Let fastcoll look installed, with a record of where it came from or without."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import GRAIN, BucketLayout
 
 if TYPE_CHECKING:
@@ -103,29 +103,29 @@ class Prepared(NamedTuple):
         of_count: Whether a single tensor must have this number of elements, not only this size class.
     """
 
-    steps: tuple[C.Launch | C.PlannedCalls, ...]
+    steps: tuple[CUDA.Launch | CUDA.PlannedCalls, ...]
     tables: bool = False
     held: object = None
     of_count: bool = True
 
 
 Issued = tuple[str, torch.dtype, str, int, tuple[int, int], tuple[int, int]]
-"""A call of NCCL: one of ``C.COLLECTIVES``, dtype, one of ``C.REDUCE_OPS`` or "", the other rank of a send or receive
-(else -1), then address and elements of input and result; (0, 0): none."""
+"""A call of NCCL: one of ``CUDA.COLLECTIVES``, dtype, one of ``CUDA.REDUCE_OPS`` or "", the other rank of a send or
+receive (else -1), then address and elements of input and result; (0, 0): none."""
 
 
 def calls(
     every: Iterable[Issued], from_source: bool = False, to_out: bool = False
-) -> C.PlannedCalls:
+) -> CUDA.PlannedCalls:
     """Returns calls of NCCL as one step.
 
     With `from_source` the inputs' addresses are offsets in the call's input, with `to_out` the results' in its result.
     """
-    operations = (*C.REDUCE_OPS, "")
+    operations = (*CUDA.REDUCE_OPS, "")
     numbers = [
         (
-            C.COLLECTIVES.index(what),
-            C.DTYPES.index(str(dtype).removeprefix("torch.")),
+            CUDA.COLLECTIVES.index(what),
+            CUDA.DTYPES.index(str(dtype).removeprefix("torch.")),
             operations.index(op),
             root,
             *given,
@@ -133,7 +133,7 @@ def calls(
         )
         for what, dtype, op, root, given, result in every
     ]
-    return C.PlannedCalls(numbers, from_source, to_out)
+    return CUDA.PlannedCalls(numbers, from_source, to_out)
 
 
 def bucket_elements(sizes: Sequence[int]) -> int:
@@ -163,12 +163,12 @@ def _copier(
 
 def copy_in(
     pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, context: PlanContext
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns the launch that copies the tensors into a bucket, cast to the bucket's dtype."""
     sizes = tuple(piece.elements for piece in pieces)
     flatten = _copier("flatten", sizes, dtype, bucket.dtype, context.device)
     tensors = [context.view(piece.source, piece.elements, dtype) for piece in pieces]
-    launch: C.Launch = flatten.prepare(tensors, bucket)
+    launch: CUDA.Launch = flatten.prepare(tensors, bucket)
     flatten.layout.read_here()
     return launch
 
@@ -179,11 +179,11 @@ def copy_out(
     bucket: Tensor,
     context: PlanContext,
     scale: float = 1.0,
-) -> C.Launch:
+) -> CUDA.Launch:
     """Returns the launch that copies a bucket into the tensors."""
     sizes = tuple(piece.elements for piece in pieces)
     unflatten = _copier("unflatten", sizes, bucket.dtype, dtype, context.device)
     tensors = [context.view(piece.out, piece.elements, dtype) for piece in pieces]
-    launch: C.Launch = unflatten.prepare(bucket, tensors, scale)
+    launch: CUDA.Launch = unflatten.prepare(bucket, tensors, scale)
     unflatten.layout.read_here()
     return launch

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import GRAIN
 from fastcoll.cuda.algorithms.call import COPIED, Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
@@ -89,8 +89,8 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     received = memory.data_ptr()
     own_share = received + member.rank * share * item
     flat = received + size
-    before: list[C.Launch] = []
-    behind: list[C.Launch] = []
+    before: list[CUDA.Launch] = []
+    behind: list[CUDA.Launch] = []
     if not uncopied:
         bucket = context.view(flat, elements, wire)
         before.append(copy_in(pieces, call.dtype, bucket, context))
@@ -119,7 +119,7 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
             ("recv", wire, "", rank, nothing, (received + part, share)),
         ]
     gather = ("all_gather", wire, "", -1, (own_share, share), (result, ranks * share))
-    steps: tuple[C.Launch | C.PlannedCalls, ...] = (
+    steps: tuple[CUDA.Launch | CUDA.PlannedCalls, ...] = (
         *before,
         calls(exchange, from_source=uncopied),
         summed,

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastcoll._load import C
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.algorithms.call import Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     Piece,
@@ -115,8 +115,8 @@ def _gathered(call: Call, piece: Piece, context: PlanContext) -> Prepared:
 
 
 def _staged(
-    prepare: Callable[..., C.Launch], call: Call, piece: Piece, context: PlanContext
-) -> C.Launch:
+    prepare: Callable[..., CUDA.Launch], call: Call, piece: Piece, context: PlanContext
+) -> CUDA.Launch:
     """Returns the single launch for a tensor at any address; the result of a reduce-scatter is this rank's chunk."""
     assert context.peers is not None
     buffers = context.peers.buffers
@@ -132,7 +132,7 @@ def _staged(
 
 
 def _shot(
-    prepare: Callable[..., C.Launch], call: Call, pieces: Sequence[Piece], context: PlanContext
+    prepare: Callable[..., CUDA.Launch], call: Call, pieces: Sequence[Piece], context: PlanContext
 ) -> Prepared:
     """Returns a tensor's launch, or a list's two: into this rank's bucket, and from all buckets into the tensors."""
     if not call.is_list:

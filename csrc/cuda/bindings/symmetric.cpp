@@ -1,7 +1,7 @@
 // Maps memory of other ranks by torch's symmetric memory, without the GIL. torch's own binding
 // holds the GIL until all ranks have come. A rank that died before would then freeze the others,
 // with their timeouts and signal handlers.
-#include "bindings/bindings.hpp"
+#include "cuda/bindings/bindings.hpp"
 
 #include <c10/util/env.h>
 #include <torch/csrc/utils/pybind.h>
@@ -42,7 +42,7 @@ class Switched {
   const std::string before_;
 };
 
-at::Tensor allocate(int64_t bytes, const c10::Device& device) {
+at::Tensor emptySymmetric(int64_t bytes, const c10::Device& device) {
   return c10d::symmetric_memory::empty_strided_p2p({bytes}, {1}, at::kByte, device, std::nullopt,
                                                    std::nullopt);
 }
@@ -69,7 +69,7 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
 void bindSymmetricMemory(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   m.attr("SYMMETRIC_SWITCHES") = py::make_tuple(kOverlapping, kNoMulticast);
-  m.def("symmetric_empty", &allocate, py::arg("bytes"), py::arg("device"), Unlocked());
+  m.def("symmetric_empty", &emptySymmetric, py::arg("bytes"), py::arg("device"), Unlocked());
   // torch waits for the whole device before it unmaps memory.
   m.def(
       "symmetric_free",

@@ -1,6 +1,6 @@
 // Binds group/roster.hpp, and the fault that ranks report to each other under its id, for
 // fastcoll.cuda. Waits release the GIL and call `on_poll` between two polls of the store.
-#include "bindings/bindings.hpp"
+#include "cuda/bindings/bindings.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 

@@ -11,9 +11,6 @@ namespace fastcoll {
 
 namespace py = pybind11;
 
-/// A reference to a Python object that any thread may drop.
-std::shared_ptr<py::object> heldByPython(py::object object);
-
 /// A kernel that is a function on the host; it takes the number of programs and the arguments.
 std::shared_ptr<Kernel> interpretedKernel(const py::object& function);
 

@@ -1,56 +1,14 @@
-// Requests of the device engine to the library that moves data: addresses and counts, no tensors.
+// The library that moves the data of device tensors.
 #pragma once
 
-#include <c10/core/Stream.h>
-
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "base/clock.hpp"
-#include "base/collective.hpp"
-#include "base/dtype.hpp"
+#include "torch/device_engine.hpp"
 
 namespace fastcoll {
 
 class Communicators;
-
-/// A run of elements in a device's memory.
-struct DeviceSpan {
-  std::uintptr_t address = 0;
-  std::int64_t count = 0;
-};
-
-/// Options of an all-reduce beyond torch's own arguments; equal on all ranks.
-struct AllReduceOptions {
-  /// The wire dtype of messages of a wider floating-point type.
-  std::optional<DType> wire;
-  double scale = 1.0;        // factor of the result, applied before it is rounded
-  std::string algorithm;     // by name; empty: the one of FASTCOLL_ALGO
-  std::optional<bool> fuse;  // a list as one bucket; nullopt: only if it has many small tensors
-
-  bool operator==(const AllReduceOptions& other) const {
-    return wire == other.wire && scale == other.scale && algorithm == other.algorithm &&
-           fuse == other.fuse;
-  }
-};
-
-/// One operation of the library. Counts are in elements. The output of an all_gather and the input
-/// of a reduce_scatter count the elements of all ranks. An address is 0 if this rank has no such
-/// buffer.
-struct DeviceRequest {
-  Collective collective = Collective::Barrier;
-  DType dtype = DType::UInt8;
-  ReduceOp op = ReduceOp::None;
-  int root = -1;                      // or the peer of a send or receive
-  double factor = 1.0;                // PREMUL_SUM
-  std::uintptr_t factorOnDevice = 0;  // if not 0: its address, one element of partOf(dtype)
-  DeviceSpan in;
-  DeviceSpan out;
-  std::shared_ptr<const AllReduceOptions> options;  // nullptr: none
-};
 
 /// Calls the library. Make no call of it under an engine lock that the watchdog takes.
 class DeviceLibrary {

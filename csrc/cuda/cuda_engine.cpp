@@ -1,4 +1,4 @@
-#include "cuda/device_engine.hpp"
+#include "cuda/cuda_engine.hpp"
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -9,6 +9,9 @@
 #include "base/fork.hpp"
 #include "base/log.hpp"
 #include "cuda/capture.hpp"
+#include "cuda/fault_bell.hpp"
+#include "cuda/host_wait.hpp"
+#include "torch/store_adapter.hpp"
 
 namespace fastcoll {
 namespace {
@@ -35,22 +38,33 @@ std::shared_ptr<InFlightCall> flightOf(const std::vector<DeviceCall>& calls) {
   return flight;
 }
 
+WatchdogConfig configOf(const DeviceGroup& group) {
+  WatchdogConfig config;
+  config.name = group.name;
+  config.rank = group.rank;
+  config.size = group.size;
+  config.tearsDown = group.settings.errorHandling == "teardown";
+  config.heartbeat = std::chrono::seconds(group.settings.heartbeatSeconds);
+  config.failing = group.failing;
+  return config;
+}
+
 }  // namespace
 
-DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceLibrary> library,
-                           std::unique_ptr<KeyValueStore> store, std::shared_ptr<FaultBell> bell,
-                           Watchdog::OnFault onFault)
-    : config_(std::move(config)),
+CudaEngine::CudaEngine(const DeviceGroup& group, std::unique_ptr<DeviceLibrary> library)
+    : config_(configOf(group)),
+      options_(group.options),
       forkGeneration_(fastcoll::forkGeneration()),
       library_(std::move(library)),
-      watchdog_(std::make_shared<Watchdog>(config_.watchdog, std::move(store), std::move(bell),
-                                           library_->communicators(), std::move(onFault))) {}
+      watchdog_(std::make_shared<Watchdog>(config_, std::make_unique<StoreAdapter>(group.store),
+                                           FaultBell::of(group.store), library_->communicators(),
+                                           group.onFault)) {}
 
-DeviceEngine::~DeviceEngine() {
+CudaEngine::~CudaEngine() {
   end();
 }
 
-void DeviceEngine::end() noexcept {
+void CudaEngine::end() noexcept {
   try {
     shutdown(kShortGrace);
   } catch (const Error& error) {
@@ -59,23 +73,23 @@ void DeviceEngine::end() noexcept {
   }
 }
 
-bool DeviceEngine::forked() const {
+bool CudaEngine::forked() const {
   return forkGeneration_ != fastcoll::forkGeneration();
 }
 
-void DeviceEngine::throwIfUnusable(const char* call) const {
+void CudaEngine::throwIfUnusable(const char* call) const {
   if (forked()) {  // before any lock: a fork may inherit a held one
-    throw Error(ErrorKind::Backend, concat(errorHead(call, config_.watchdog), kForked));
+    throw Error(ErrorKind::Backend, concat(errorHead(call, config_), kForked));
   }
   watchdog_->throwIfUnusable(call);
 }
 
-DeviceEngine::OfDevice& DeviceEngine::ofDevice(const c10::impl::VirtualGuardImpl& impl,
-                                               c10::Device device) {
+CudaEngine::OfDevice& CudaEngine::ofDevice(const c10::impl::VirtualGuardImpl& impl,
+                                           c10::Device device) {
   const auto found = devices_.find(device.index());
   if (found != devices_.end()) return found->second;
   OfDevice made{
-      impl.getStreamFromGlobalPool(device, config_.highPriority),
+      impl.getStreamFromGlobalPool(device, options_->highPriorityStream),
       {},
       std::make_shared<EventPool>(device.type()),
       std::make_shared<EventPool>(device.type(), c10::EventFlag::BACKEND_DEFAULT),
@@ -83,26 +97,27 @@ DeviceEngine::OfDevice& DeviceEngine::ofDevice(const c10::impl::VirtualGuardImpl
   return devices_.emplace(device.index(), std::move(made)).first->second;
 }
 
-c10::Stream DeviceEngine::streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
-                                    const DeviceCall& call) {
+c10::Stream CudaEngine::streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
+                                  const DeviceCall& call) {
   // A call of one rank waits for nothing, so it needs no stream of its own.
-  const bool apart = call.async && config_.watchdog.size > 1;
+  const bool apart = call.async && config_.size > 1;
   if (call.pair < 0) return apart ? own.communication : call.callers;
   const auto found = own.pairs.find(call.pair);
   if (found != own.pairs.end()) return found->second;
   return own.pairs
-      .emplace(call.pair, impl.getStreamFromGlobalPool(call.callers.device(), config_.highPriority))
+      .emplace(call.pair,
+               impl.getStreamFromGlobalPool(call.callers.device(), options_->highPriorityStream))
       .first->second;
 }
 
-void DeviceEngine::connect(c10::Device device) {
+void CudaEngine::connect(c10::Device device) {
   throwIfUnusable("init");
   prepare(device, -1, false, "init");
 }
 
 /// Takes no launch lock. While a communicator waits for a rank, that rank may first need a call
 /// from another thread of this one.
-void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const char* call) {
+void CudaEngine::prepare(c10::Device device, int pair, bool captured, const char* call) {
   const std::pair<c10::DeviceIndex, int> key{device.index(), pair};
   {
     const std::lock_guard<std::mutex> lock(preparedMutex_);
@@ -123,7 +138,7 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
 }
 
 /// Takes no launch lock. Runs before the call's timeout starts.
-void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) {
+void CudaEngine::compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) {
   try {
     library_->compile(requests, stream);
   } catch (...) {
@@ -133,13 +148,14 @@ void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10
   }
 }
 
-void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* child) {
+void CudaEngine::split(c10::Device device, int color, int key, DeviceEngine* child) {
   throwIfUnusable("split_group");
+  auto* const theirs = static_cast<CudaEngine*>(child);
   prepare(device, -1, false, "split_group");
   const std::lock_guard<std::mutex> inOrder(launchMutex_);  // ordered like any other call
   try {
     const c10::DeviceGuard onDevice(device);
-    library_->split(device, color, key, child != nullptr ? child->library_.get() : nullptr);
+    library_->split(device, color, key, theirs != nullptr ? theirs->library_.get() : nullptr);
   } catch (const Error& error) {
     abort(error.kind(), error.what());
     throw;
@@ -147,23 +163,26 @@ void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* c
     abort(ErrorKind::Backend, "a split was interrupted");
     throw;
   }
-  if (child == nullptr) return;
-  const std::lock_guard<std::mutex> lock(child->preparedMutex_);
-  child->prepared_.insert({device.index(), -1});
+  if (theirs == nullptr) return;
+  const std::lock_guard<std::mutex> lock(theirs->preparedMutex_);
+  theirs->prepared_.insert({device.index(), -1});
 }
 
-DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
+c10::intrusive_ptr<c10d::Work> CudaEngine::launch(std::vector<DeviceCall> calls,
+                                                  std::optional<WorkDraft> draft) {
   auto flight = flightOf(calls);
   try {
-    return launch(std::move(calls), flight);
+    auto launched = put(std::move(calls), flight);
+    if (!draft) return nullptr;
+    return c10::make_intrusive<DeviceWork>(config_.rank, std::move(*draft), std::move(launched),
+                                           options_->blockingWait);
   } catch (...) {
     flight->traceEnd(std::current_exception(), watchdog_->faulted());
     throw;
   }
 }
 
-DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
-                                            const InFlightRef& flight) {
+Launched CudaEngine::put(std::vector<DeviceCall> calls, const InFlightRef& flight) {
   const DeviceCall& first = calls.front();
   throwIfUnusable(flight->call);
   // Relaxed, because kernel code is loaded and tables are copied to the device here.
@@ -179,7 +198,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
   }
   if (pair >= 0) {  // in a pair's communicator the lower rank is 0
-    for (DeviceRequest& request : requests) request.root = pair > config_.watchdog.rank;
+    for (DeviceRequest& request : requests) request.root = pair > config_.rank;
   } else if (!captured) {
     compile(requests, first.callers);
   }
@@ -202,7 +221,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
     }
-    put(calls, requests, own, stream, captured, *flight);
+    issue(calls, requests, own, stream, captured, *flight);
     captured ? watchdog_->untrack(flight) : flight->traceStart();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
@@ -226,11 +245,11 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
   return {flight, stream, together ? std::optional<c10::Stream>(first.callers) : std::nullopt};
 }
 
-void DeviceEngine::put(const std::vector<DeviceCall>& calls,
+void CudaEngine::issue(const std::vector<DeviceCall>& calls,
                        const std::vector<DeviceRequest>& requests, OfDevice& own,
                        const c10::Stream& stream, bool captured, InFlightCall& flight) {
   const c10::StreamGuard current(stream);
-  const bool timed = timed_.load(std::memory_order_relaxed);
+  const bool timed = calls.front().timed;
   const auto event = [&]() -> std::shared_ptr<c10::Event> {
     // A captured event belongs to its graph, so it is not pooled.
     if (captured) return std::make_shared<c10::Event>(stream.device_type());
@@ -259,13 +278,37 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
   flight.issued(std::move(begin), std::move(end), captured);
 }
 
-void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
+std::function<void()> CudaEngine::reached(c10::Device device, Milliseconds timeout,
+                                          std::string prefix) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (isCaptured(stream)) {
+    throw Error(ErrorKind::Value, prefix,
+                "a barrier waits on the host and cannot be captured into a graph. Call it before "
+                "or after the capture.");
+  }
+  auto end = std::make_shared<c10::Event>(device.type());
+  end->record(stream);
+  return [end, timeout, prefix = std::move(prefix), self = shared_from_this()] {
+    const auto ended = [&] {
+      self->throwIfUnusable("barrier");
+      const RelaxedCapture relaxed;
+      return end->query();
+    };
+    if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
+      throw Error(ErrorKind::Timeout, prefix, "timed out after ", timeout.count(),
+                  " ms waiting for the work that this rank's stream was given before the barrier",
+                  kFindDelay);
+    }
+  };
+}
+
+void CudaEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forked()) return;
   watchdog_->acknowledge();  // the caller knows
   watchdog_->fail(kind, cause, false);
 }
 
-void DeviceEngine::shutdown(Milliseconds grace) {
+void CudaEngine::shutdown(Milliseconds grace) {
   if (forked() || shutDown_.exchange(true)) return;  // a fork's state belongs to the parent
   const auto [quiet, interrupted] = watchdog_->close(grace);
   auto kept = watchdog_->takeEnded();

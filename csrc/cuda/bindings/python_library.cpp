@@ -1,6 +1,6 @@
 // The library of the device engine. C++ makes NCCL's calls and launches kernels, and takes no GIL
 // for a call that it has a plan for. fastcoll.cuda.engine makes communicators and plans.
-#include "bindings/python_library.hpp"
+#include "cuda/bindings/python_library.hpp"
 
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/chrono.h>
@@ -9,40 +9,14 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
+#include "bindings/python.hpp"
 #include "cuda/communicators.hpp"
+#include "cuda/cuda_engine.hpp"
 #include "cuda/plans.hpp"
-#include "process_group.hpp"
 
 namespace fastcoll {
 namespace {
-
-ErrorKind kindOf(const py::error_already_set& error) {
-  if (error.matches(PyExc_ValueError)) return ErrorKind::Value;
-  if (error.matches(PyExc_TypeError)) return ErrorKind::Type;
-  return ErrorKind::Backend;
-}
-
-std::string textOf(const py::error_already_set& error) {
-  return py::str(error.value()).cast<std::string>();
-}
-
-/// Translates a Python exception into an error of the engine. What is no Exception (the user has
-/// ended the program) is rethrown as it is.
-[[noreturn]] void rethrow(const py::error_already_set& error) {
-  if (!error.matches(PyExc_Exception)) throw;
-  throw Error(kindOf(error), textOf(error));
-}
-
-/// Calls `body` with the GIL.
-template <typename Body>
-auto inPython(Body&& body) {
-  const py::gil_scoped_acquire gil;
-  try {
-    return body();
-  } catch (const py::error_already_set& error) {
-    rethrow(error);
-  }
-}
 
 /// A kernel that Triton interprets on the host.
 class InterpretedKernel : public Kernel {
@@ -164,7 +138,8 @@ class PythonLibrary : public DeviceLibrary {
     try {
       engine_->attr("close")();
     } catch (const py::error_already_set& error) {
-      log(LogLevel::Warn, "closing the device's library failed: " + textOf(error));
+      log(LogLevel::Warn, concat("closing the device's library failed: ",
+                                 py::str(error.value()).cast<std::string>()));
     }
   }
 
@@ -331,30 +306,19 @@ class PythonLibrary : public DeviceLibrary {
 
 }  // namespace
 
-std::shared_ptr<py::object> heldByPython(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) return;  // nothing can free it
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
 std::shared_ptr<Kernel> interpretedKernel(const py::object& function) {
   return std::make_shared<InterpretedKernel>(function);
 }
 
 void setDeviceFactory(py::object factory) {
-  // Leaked on purpose: the interpreter may be gone when static destructors run.
-  auto* held = new py::object(std::move(factory));
-  ProcessGroupFastcoll::setDeviceFactory(
-      [held](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
-             int size, const c10::intrusive_ptr<Options>& options,
-             c10::DeviceType type) -> std::unique_ptr<DeviceLibrary> {
-        return inPython([&]() -> std::unique_ptr<DeviceLibrary> {
-          return std::make_unique<PythonLibrary>((*held)(
-              store, name, rank, size, options, c10::DeviceTypeName(type, /*lower_case=*/true)));
-        });
-      });
+  setDeviceEngineMaker([&make = keptByPython(std::move(factory))](const DeviceGroup& group) {
+    return std::make_shared<CudaEngine>(
+        group, inPython([&] {
+          const auto device = c10::DeviceTypeName(group.device, /*lower_case=*/true);
+          return std::make_unique<PythonLibrary>(
+              make(group.store, group.name, group.rank, group.size, group.options, device));
+        }));
+  });
 }
 
 }  // namespace fastcoll

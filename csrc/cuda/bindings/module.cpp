@@ -1,6 +1,4 @@
-// Python bindings of the device half: calls of NCCL, communicators, memory of NCCL, kernels.
-#include "bindings/bindings.hpp"
-
+// The Python module fastcoll._cuda, all that moves device tensors; fastcoll/_cuda.pyi documents it.
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -10,7 +8,9 @@
 #include <tuple>
 #include <variant>
 
-#include "bindings/python_library.hpp"
+#include "bindings/python.hpp"
+#include "cuda/bindings/bindings.hpp"
+#include "cuda/bindings/python_library.hpp"
 #include "cuda/communicators.hpp"
 #include "cuda/nccl.hpp"
 #include "cuda/plans.hpp"
@@ -128,9 +128,7 @@ void bindKernels(py::module_& m) {
       .def("values", &Plans::plans);
 }
 
-}  // namespace
-
-void bindDevice(py::module_& m) {
+void bindNccl(py::module_& m) {
   py::class_<NcclFunctions, std::shared_ptr<NcclFunctions>>(m, "NcclFunctions")
       .def(py::init([](const std::function<std::uintptr_t(const char*)>& addressOf, int version) {
              return translated([&] { return std::make_shared<NcclFunctions>(addressOf, version); });
@@ -181,7 +179,18 @@ void bindDevice(py::module_& m) {
           py::call_guard<py::gil_scoped_release>())
       .def("end_calls", [](Communicators& all) { all.calling().unlock(); })
       .def_property_readonly("aborted", &Communicators::aborted);
+}
+
+}  // namespace
+}  // namespace fastcoll
+
+PYBIND11_MODULE(_cuda, m) {
+  using namespace fastcoll;
+  py::module_::import("fastcoll._C");  // whose functions and types these need
+  bindNccl(m);
   bindKernels(m);
+  bindRoster(m);
+  bindSymmetricMemory(m);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
   m.def("set_nccl_allocator", &setNcclAllocator, py::arg("allocate"), py::arg("free"));
   m.attr("COLLECTIVES") =
@@ -189,5 +198,3 @@ void bindDevice(py::module_& m) {
   m.attr("DTYPES") = names<DType>(static_cast<int>(DType::Opaque) + 1, &dtypeName);
   m.attr("REDUCE_OPS") = names<ReduceOp>(static_cast<int>(ReduceOp::PreMulSum) + 1, &reduceOpName);
 }
-
-}  // namespace fastcoll
