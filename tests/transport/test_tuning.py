@@ -164,4 +164,4 @@ def test_measuring_writes_a_table_that_is_used(host, tmp_path):
     for item in tune.experiments(2):
         assert set(written["measured"][item.field]) == {str(size) for size in item.sizes}
         assert item.field in answer.stdout
-    assert written["table"]["segment_bytes"] in (65536, 131072, 262144, 524288)
+    assert written["table"]["long_segment_bytes"] in (65536, 131072, 262144, 524288)
