@@ -156,6 +156,42 @@ def _load_of(addresses, peer, world, offset, at, there, WIRE: tl.constexpr, WIDE
 
 
 @triton.jit
+def _sum_of_four(
+    addresses, first, world, offset, at, there, WIRE: tl.constexpr, WIDE: tl.constexpr
+):
+    """Returns (x_0 + x_1) + (x_2 + x_3) of four ranks from `first` on, without those that are not there."""
+    one = _load_of(addresses, first, world, offset, at, there, WIRE, WIDE)
+    two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, WIDE)
+    three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, WIDE)
+    four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, WIDE)
+    low = widen(one, WIRE, tl.float32)
+    low = tl.where(first + 1 < world, low + widen(two, WIRE, tl.float32), low)
+    high = widen(three, WIRE, tl.float32)
+    high = tl.where(first + 3 < world, high + widen(four, WIRE, tl.float32), high)
+    return tl.where(first + 2 < world, low + high, low)
+
+
+@triton.jit
+def _sum_of(
+    addresses, world, offset, at, there,
+    WIRE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the float32 sum over the ranks by the tree of csrc/reduce/reduce.hpp, exactly up to 24 ranks.
+
+    That tree splits at the largest power of two below the number of ranks. So it sums aligned blocks of 4 and of 8
+    ranks first, whatever their number. Blocks of 8 are added in order, which is the tree for up to three of them.
+    """
+    value = tl.zeros([BLOCK], tl.float32)
+    for of8 in range(0, world, 2 * GROUP):
+        eight = value
+        for of4 in range(of8, tl.minimum(of8 + 2 * GROUP, world), GROUP):
+            four = _sum_of_four(addresses, of4, world, offset, at, there, WIRE, WIDE)
+            eight = tl.where(of4 == of8, four, eight + four)
+        value = tl.where(of8 == 0, eight, value + eight)
+    return value
+
+
+@triton.jit
 def _reduce_block(
     addresses, world, offset, start, length, scale, average, shared, out,
     SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr,
@@ -163,17 +199,7 @@ def _reduce_block(
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
-    zero = tl.zeros([], tl.int32)
-    value = widen(_load_of(addresses, zero, world, offset, at, there, WIRE, WIDE), WIRE, tl.float32)
-    for first in range(1, world, GROUP):
-        one = _load_of(addresses, first, world, offset, at, there, WIRE, WIDE)
-        two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, WIDE)
-        three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, WIDE)
-        four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, WIDE)
-        value += widen(one, WIRE, tl.float32)
-        value = tl.where(first + 1 < world, value + widen(two, WIRE, tl.float32), value)
-        value = tl.where(first + 2 < world, value + widen(three, WIRE, tl.float32), value)
-        value = tl.where(first + 3 < world, value + widen(four, WIRE, tl.float32), value)
+    value = _sum_of(addresses, world, offset, at, there, WIRE, WIDE, BLOCK)
     result = narrow(finish(value, scale, average), WIRE)
     if SHARE:
         tl.store(pointer(shared, WIRE, WIDE) + at, result, mask=there)
@@ -187,7 +213,7 @@ def reduce_piece(
     addresses, world, offset, length, aligned, scale, average, shared, out,
     SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
+    """Sums `length` elements of all ranks by one tree and rounds the scaled result once, to WIRE.
 
     `addresses` points to one address per rank; that rank's piece, of dtype WIRE, begins `offset` bytes after it. The
     result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is a float32

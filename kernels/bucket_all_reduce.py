@@ -1,8 +1,8 @@
 """All-reduce of buckets in the peers' mapped memory, straight into the tensors: it includes unflatten.
 
-Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] + ... + bucket_{n-1}[offset[t] + i]), in fp32, in rank order,
-rounded once to the wire dtype; then cast without loss, if the tensors' dtype is wider. The bits are those of one_shot
-and two_shot.
+Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] + ... + bucket_{n-1}[offset[t] + i]), in fp32, by the CPU's
+tree over the ranks, rounded once to the wire dtype; then cast without loss, if the tensors' dtype is wider. The
+bits are those of one_shot and two_shot.
 
 A bucket is cut into blocks of one tensor. Channel c handles blocks c, c + channels, c + 2 * channels, and so on.
 Rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it.

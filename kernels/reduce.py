@@ -1,10 +1,10 @@
-"""Reduce: k flat buffers into one, element by element, in input order, rounded once.
+"""Reduce: k flat buffers into one, element by element, by the tree of ``reduce_piece``, rounded once.
 
     out[i] = cast(scale * (in[0][i] + in[1][i] + ... + in[k-1][i]))         SUM; AVG: then divided by k
 
 Accumulates in float32.
 
-Bytes: elements * (k + 1) * itemsize, and 8 k bytes of addresses for each block of 2048 elements.
+Bytes: elements * (k + 1) * itemsize, and 8 k bytes of addresses for each block.
 Bound: the bandwidth of device memory.
 """
 
@@ -18,68 +18,48 @@ import triton
 import triton.language as tl
 
 from fastcoll.buckets import address_table
-from fastcoll.kernels._arithmetic import averager, factor_of, finish
-from fastcoll.kernels._blocks import is_wide, load, store
+from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import addressed, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, addressed, dtype_name
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._plan import BLOCK, block_configuration, double_bits
+from fastcoll.kernels._peer_launch import OPTIONS, WARPS, block_of, signature_of
+from fastcoll.kernels._pieces import reduce_piece
+from fastcoll.kernels._plan import double_bits
 
 if TYPE_CHECKING:
     from fastcoll._load_cuda import CUDA
 
 __all__ = ["configurations", "prepare_reduce", "reduce_kernel"]
 
-_REGISTERS = {torch.float16: {"maxnreg": 80}}
-"""Without this limit the assembler of Triton 3.8 aims for 64 registers and spills."""
-
-
-@triton.jit
-def _total(
-    inputs, count, offset, left,
-    INPUT: tl.constexpr, ACCUMULATE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    total = load(tl.load(inputs) + offset, left, INPUT, ACCUMULATE, LANES, WIDE)
-    for index in range(1, count):
-        total += load(tl.load(inputs + index) + offset, left, INPUT, ACCUMULATE, LANES, WIDE)
-    return total
-
 
 @triton.jit
 def reduce_kernel(
     inputs, count, output, elements, scale_bits, divisor,
-    INPUT: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr, NARROW: tl.constexpr,
+    TYPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Reduces one block. All arguments are int64; `inputs` is the address of the inputs' addresses."""
+    """Reduces one block. `inputs` is the address of the inputs' addresses."""
     inputs = addressed(inputs, tl.int64)
-    size: tl.constexpr = INPUT.primitive_bitwidth // 8
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    left = elements.to(tl.int64) - start
-    offset = start * size
+    offset = start * (TYPE.primitive_bitwidth // 8)
     target = output.to(tl.int64) + offset
-    factor = factor_of(scale_bits, ACCUMULATE)
-    average = averager(divisor)
     addresses = target
     for index in range(count):
         addresses |= tl.load(inputs + index)
-    if is_wide(addresses, left, BLOCK):
-        total = _total(inputs, count, offset, left, INPUT, ACCUMULATE, BLOCK, True)
-        store(target, left, finish(total, factor, average), OUTPUT, BLOCK, True)
-    else:
-        left = tl.minimum(left, BLOCK)
-        for first in range(0, left, NARROW):
-            there = left - first
-            begin = first * size
-            total = _total(
-                inputs, count, offset + begin, there, INPUT, ACCUMULATE, NARROW, False
-            )  # fmt: skip
-            store(target + begin, there, finish(total, factor, average), OUTPUT, NARROW, False)
+    reduce_piece(
+        inputs, count, offset, tl.minimum(elements.to(tl.int64) - start, BLOCK),
+        (addresses % 16 == 0).to(tl.int32), factor_of(scale_bits, tl.float32), averager(divisor),
+        target, target, False, TYPE, TYPE, BLOCK,
+    )  # fmt: skip
 
 
 _TABLE = {
-    dtype: block_configuration(
-        f"reduce {dtype_name(dtype)}", reduce_kernel, dtype, dtype, **_REGISTERS.get(dtype, {})
+    dtype: Configuration(
+        name=f"reduce {dtype_name(dtype)}",
+        kernel=reduce_kernel,
+        signature=signature_of(reduce_kernel),
+        constexprs={"TYPE": ELEMENT[dtype], "BLOCK": block_of(dtype, dtype)},
+        num_warps=WARPS,
+        options=OPTIONS,
     )
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
@@ -117,5 +97,5 @@ def prepare_reduce(
     table = address_table(inputs, device)
     divisor = len(inputs) if op == "AVG" else 1
     arguments = (table.data_ptr(), len(inputs), output, elements, double_bits(scale), divisor)
-    programs = -(-elements // BLOCK)
+    programs = -(-elements // block_of(dtype, dtype))
     return prepared(_TABLE[dtype], device, programs, arguments, table)

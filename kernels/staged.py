@@ -1,7 +1,8 @@
 """All-reduce through staging, in two ways: one_shot and two_shot.
 
-Formula: out[i] = scale * (x_0[i] + x_1[i] + ... + x_{n-1}[i]), in fp32, in rank order, rounded once to the wire dtype;
-then cast back without loss, if the message's dtype is wider. All ranks get the same bits, by either way.
+Formula: out[i] = scale * (x_0[i] + x_1[i] + ... + x_{n-1}[i]), in fp32, by the CPU's tree over the ranks, rounded once
+to the wire dtype; then cast back without loss, if the message's dtype is wider. All ranks get the same bits, by
+either way.
 
 Both copy a piece of the message to this rank's staging, where the peers read it. In one_shot every rank then reads all
 ranks' pieces and reduces them for itself. In two_shot every rank reduces its share of the piece, over its own input to

@@ -1,14 +1,16 @@
 """What the kernels must give, to the bit (NaN apart): the same arithmetic in plain PyTorch, on CPU or GPU.
 
-In the same order, in the same accumulate dtype, with one rounding at the end. Those between ranks have all messages at
+By the same tree, in the same accumulate dtype, with one rounding at the end. Those between ranks have all messages at
 hand here. No Triton is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
+from oracle import folded
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
@@ -62,14 +64,15 @@ def all_reduce(
         scale: Factor of the result.
         wire_dtype: Dtype that the result is rounded to, or None for that of the messages. Messages are rounded to it
             too, but for the ring.
-        algorithm: "ring" reduces chunk q from rank q + 1 round to rank q; all others reduce in the order of the ranks.
+        algorithm: "ring" reduces chunk q from rank q + 1 round to rank q; all others by the tree of the CPU.
     """
     if algorithm == "ring":
         # The last chunks may be shorter, or empty.
         chunk = -(-messages[0].numel() // (len(messages) * _GRAIN)) * _GRAIN
         return _ring(messages, chunk, op, scale, wire_dtype)
     wire = wire_dtype or messages[0].dtype
-    return _in_order([each.to(wire) for each in messages], op, scale, None).to(messages[0].dtype)
+    rounded = [each.to(wire) for each in messages]
+    return _finished(folded, rounded, op, scale, None).to(messages[0].dtype)
 
 
 def ring_reduce_scatter(
@@ -92,19 +95,24 @@ def _ring(
     for owner in range(ranks):
         pieces = [message[owner * chunk : (owner + 1) * chunk] for message in messages]
         in_order = [pieces[(owner + 1 + step) % ranks] for step in range(ranks)]
-        chunks.append(_in_order(in_order, op, scale, wire_dtype))
+        chunks.append(_finished(_in_order, in_order, op, scale, wire_dtype))
     return torch.cat(chunks)
 
 
-def _in_order(
-    messages: Sequence[Tensor], op: str, scale: float, wire_dtype: torch.dtype | None
+def _in_order(values: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return functools.reduce(combine, values)
+
+
+def _finished(
+    total: Callable[[Sequence[Tensor], Callable[[Tensor, Tensor], Tensor]], Tensor],
+    messages: Sequence[Tensor],
+    op: str,
+    scale: float,
+    wire_dtype: torch.dtype | None,
 ) -> Tensor:
     dtype = messages[0].dtype
     wide = _wide(dtype)
-    value = messages[0].to(wide)
-    for message in messages[1:]:
-        value = value + message.to(wide)
-    value = value * _factor(scale, wide)
+    value = total([message.to(wide) for message in messages], torch.add) * _factor(scale, wide)
     if op == "avg":
         # By a tensor of the device: by a number PyTorch multiplies by the reciprocal there.
         value = value / torch.full_like(value, len(messages))

@@ -65,9 +65,10 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
 
 def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted only: its programs count from the start of the buffers."""
-    sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True) for seed in (1, 2)]
-    target = torch.zeros(HERE, dtype=torch.bfloat16)
-    configuration = reduce._TABLE[torch.bfloat16]
+    sources = [numbers(HERE, torch.float32, seed, ordinary=True) for seed in (1, 2)]
+    target = torch.zeros(HERE)
+    configuration = reduce._TABLE[torch.float32]
+    assert configuration.constexprs["BLOCK"] == BLOCK
     inputs = torch.tensor([before(source) for source in sources])
     programs = iter((FIRST_PIECE, FIRST_PIECE + 1))
 

@@ -113,7 +113,7 @@ for ptx, changes in ((text.replace(last, last + ", .param .u64 more"), {}), (tex
         print(error)
 """
     more, attribute = output_of(program)
-    widths = ", ".join(["64"] * 8)
+    widths = "64, 64, 64, 64, 64, 32, 64, 64"
     head = f"expected machine code that takes parameters of {widths} bits, got {widths}"
     assert f"{head}, 64. Install a release of Triton" in more
     assert f"{head} and launch_pdl. Install" in attribute

@@ -1,11 +1,14 @@
 """Reduce against its oracle, bit for bit."""
 
+import functools
+
 import kernel_oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CASES, SCALES, SLOW, at_offset, numbers, same_numbers
+from oracle import folded
 from torch import Tensor
 
 from fastcoll.kernels.reduce import prepare_reduce
@@ -31,7 +34,7 @@ def reduce(inputs: list[Tensor], output: Tensor, op: str = "SUM", scale: float =
 @settings(SLOW, max_examples=6)
 @given(
     size=st.one_of(st.sampled_from([0, 1, 1024, 4096, 8192]), st.integers(0, 9000)),
-    inputs=st.integers(1, 9),
+    inputs=st.one_of(st.integers(1, 9), st.integers(10, 24)),
     offset=st.integers(0, 3),
     scale=SCALES,
     seed=CASES,
@@ -49,18 +52,28 @@ def test_reduce_is_the_oracle(device, key, size, inputs, offset, scale, seed) ->
     assert bool((space[size:] == 7).all())
 
 
-def test_sums_are_taken_in_input_order_and_rounded_once(device: torch.device) -> None:
-    # In bfloat16 256 + 1 is 256; in another order of float32 sums the ones would be lost or kept otherwise.
+def test_sums_are_taken_by_the_tree_and_rounded_once(device: torch.device) -> None:
+    """(2^24 + 1) + (1 - 2^24) = 1 in float32; from left to right it is 0."""
     inputs = [
         torch.full((5000,), value, device=device) for value in (2.0**24, 1.0, 1.0, -(2.0**24))
     ]
-    out = torch.ones(5000, device=device)
+    out = torch.zeros(5000, device=device)
     reduce(inputs, out)
-    assert out.unique().tolist() == [0.0]
+    assert out.unique().tolist() == [1.0]
+    # In bfloat16 256 + 1 is 256.
     inputs = [torch.full((5000,), value, device=device).bfloat16() for value in (256, 1, 1)]
     rounded = torch.zeros(5000, device=device, dtype=torch.bfloat16)
     reduce(inputs, rounded)
     assert rounded.unique().tolist() == [258.0]
+
+
+def test_blocks_of_eight_of_very_many_inputs_are_added_in_order(device: torch.device) -> None:
+    inputs = [torch.randn(2100, device=device) for _ in range(35)]
+    blocks = [folded(inputs[first : first + 8], torch.add) for first in range(0, 35, 8)]
+    out = torch.zeros(2100, device=device)
+    reduce(inputs, out)
+    assert same_numbers(out, functools.reduce(torch.add, blocks))
+    assert not torch.equal(out, folded(inputs, torch.add))
 
 
 def test_the_output_may_be_one_of_the_inputs(device: torch.device) -> None:

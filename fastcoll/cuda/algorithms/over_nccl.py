@@ -8,7 +8,7 @@ nccl: NCCL's own all-reduce. A list, or a tensor with a factor, goes through one
 
 all_to_all: one rounding over NCCL, by an all-to-all, a fused sum in float32 and an all-gather.
     Phases: cast to the wire dtype (not if the message has that dtype and divides evenly); send each rank its share; sum
-    the received shares in rank order in float32, round once, and write over the own share; gather the shares; cast
+    the received shares in float32 by the CPU's tree, round once, and write over the own share; gather the shares; cast
     back. Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 NCCL calls; on one rank only the
     casts.
     Chosen for narrower wires if ranks do not map each other's memory. The error is one rounding for any number of
