@@ -65,6 +65,9 @@ class Options(Backend.Options):
         shared_memory: Whether CPU tensors go through shared memory between ranks of a host. auto uses it where the
             ranks can share memory, and the network between the others. With require, a group fails if a rank cannot
             share memory. One of auto, off, require.
+        order: Order of sums, equal on all ranks. With fixed, the bits of an element depend only on the ranks' values
+            and their order, and on no size, algorithm or placement. A call that cannot keep this raises an error. any
+            leaves the sums of CUDA tensors to NCCL, and rounds 16-bit wires on each host. One of any, fixed.
         network: Network of CPU tensors between hosts, equal on all ranks. ``gloo`` is the only one so far.
         ring_bytes: Bytes of a rank's ring in shared memory, one for each group. A group of several hosts uses four
             times as much. 16384 to 1073741824.
@@ -89,6 +92,7 @@ class Options(Backend.Options):
 
     timeout: timedelta
     shared_memory: str
+    order: str
     network: str
     ring_bytes: int
     spin_us: int
@@ -105,6 +109,7 @@ class Options(Backend.Options):
         timeout: timedelta = ...,
         *,
         shared_memory: str = "auto",
+        order: str = "any",
         network: str = "gloo",
         ring_bytes: int = 2097152,
         spin_us: int = -1,

@@ -85,7 +85,7 @@ def _interface() -> str:
 
 
 def create_device_engine(
-    store: Store, group: str, rank: int, size: int, options: C.Options, device_type: str
+    store: Store, group: str, rank: int, size: int, options: C.Options, device_type: str, order: str
 ) -> object:
     """Creates the Python half of a group's device engine, when the group gets its first device tensor.
 
@@ -98,6 +98,7 @@ def create_device_engine(
         *(store, group, rank, size, options.timeout, device_type),
         thresholds_on=tuning.load().thresholds_on,
         algorithm=env.read()["FASTCOLL_ALGO"],
+        order=order,
         config=options.config,
     )
 

@@ -328,5 +328,5 @@ def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> An
 
 def set_nccl_allocator(allocate: int, free: int) -> None: ...
 def set_device_factory(
-    factory: Callable[[Store, str, int, int, Options, str], object],
+    factory: Callable[[Store, str, int, int, Options, str, str], object],
 ) -> None: ...

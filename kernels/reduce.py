@@ -79,6 +79,7 @@ def prepare_reduce(
     *,
     op: str = "SUM",
     scale: float = 1.0,
+    **places: int,
 ) -> CUDA.Launch:
     """Returns a launch that can be repeated.
 
@@ -90,6 +91,7 @@ def prepare_reduce(
         device: Device of all buffers.
         op: SUM or AVG. AVG is the scaled sum divided by the number of inputs, a true quotient.
         scale: Factor.
+        places: What a plan replaces for each call; see ``CUDA.Launch``.
 
     Raises:
         ValueError: Kernels cannot run on that device.
@@ -98,4 +100,4 @@ def prepare_reduce(
     divisor = len(inputs) if op == "AVG" else 1
     arguments = (table.data_ptr(), len(inputs), output, elements, double_bits(scale), divisor)
     programs = -(-elements // block_of(dtype, dtype))
-    return prepared(_TABLE[dtype], device, programs, arguments, table)
+    return prepared(_TABLE[dtype], device, programs, arguments, table, **places)

@@ -25,13 +25,14 @@ std::vector<Tensors> byType(const Tensors& tensors) {
   return groups;
 }
 
-/// Makes a request of tensors of one dtype.
+/// Makes a request of tensors of one dtype. `fixedOrder`: partial sums are not rounded to a wire
+/// dtype, since the bits would then depend on which ranks share a host.
 void addTensors(TensorTask& task, Request& request, const Tensors& tensors,
-                const c10d::ReduceOp& op, const Fusion* fusion) {
+                const c10d::ReduceOp& op, const Fusion* fusion, bool fixedOrder) {
   const DType dtype = dtypeOf(tensors[0].scalar_type());
   request.dtype = dtype;
   const Message empty = fusion == nullptr ? Message() : setWire(task, request, dtype, *fusion);
-  request.hasWireDtype = request.dtype != dtype;
+  request.hasWireDtype = request.dtype != dtype && !fixedOrder;
   request.in.assign(1, empty);
   request.out.assign(1, empty);
   request.count = 0;
@@ -49,15 +50,17 @@ WorkRef ProcessGroupFastcoll::allReduce(const CallSite& site, const Tensors& ten
                                         const c10d::AllreduceOptions& opts, const Fusion* fusion,
                                         std::shared_ptr<const AllReduceOptions> onDevice) {
   auto task = std::make_shared<TensorTask>(site);
+  const bool fixedOrder = fusion != nullptr && engine_->config().settings.order == "fixed";
   const bool several = std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.scalar_type() != tensors[0].scalar_type();
   });
   if (several) {
     for (const Tensors& group : byType(tensors)) {
-      addTensors(*task, task->parts.emplace_back(task->request), group, opts.reduceOp, fusion);
+      addTensors(*task, task->parts.emplace_back(task->request), group, opts.reduceOp, fusion,
+                 fixedOrder);
     }
   } else {
-    addTensors(*task, task->request, tensors, opts.reduceOp, fusion);
+    addTensors(*task, task->request, tensors, opts.reduceOp, fusion, fixedOrder);
   }
   return launch(std::move(task),
                 {opts.asyncOp, opts.timeout, tensors, tensors, std::move(onDevice)});

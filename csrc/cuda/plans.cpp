@@ -71,7 +71,8 @@ std::vector<Plans::Indices> Plans::forKernels(const std::vector<DeviceRequest>& 
   std::vector<Indices> together;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const DeviceRequest& one = requests[i];
-    if (one.collective == Collective::ReduceScatter || one.collective == Collective::AllGather) {
+    if (one.collective == Collective::ReduceScatter || one.collective == Collective::AllGather ||
+        one.collective == Collective::Reduce) {
       if (kernelBytes == std::numeric_limits<std::int64_t>::max()) together.push_back({i});
       continue;
     }

@@ -121,8 +121,8 @@ class Recent {
 class Plans {
  public:
   /// `kernelBytes`: size of the largest all-reduce without options that a kernel may serve; 0: NCCL
-  /// serves all of them; the largest int: an algorithm is forced. `limits`: sizes as they travel,
-  /// in bytes, at which the choice of the algorithm changes.
+  /// serves all of them; the largest int: an algorithm, or the order of sums, is forced. `limits`:
+  /// sizes as they travel, in bytes, at which the choice of the algorithm changes.
   Plans(std::int64_t kernelBytes, std::vector<std::int64_t> limits);
 
   static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads
@@ -133,7 +133,8 @@ class Plans {
 
   using Indices = std::vector<std::size_t>;
   /// The requests that kernels may serve: all-reduces with the same options together. If an
-  /// algorithm is forced, also each reduce-scatter and all-gather by itself: the ring serves them.
+  /// algorithm or the order of sums is forced, also each reduce-scatter, all-gather and reduce by
+  /// itself, which may be refused.
   std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests) const;
   /// A key of all in these collectives that decides on the choice and on a kernel's code.
   std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const;

@@ -1,6 +1,7 @@
 """Collectives of one group on one device that kernels may serve: from engine operation to algorithm, plan and launches.
 
-Kernels serve all-reduces, and with FASTCOLL_ALGO=ring also reduce-scatters and all-gathers.
+Kernels serve all-reduces. With FASTCOLL_ALGO=ring they also serve reduce-scatters and all-gathers, and with
+FASTCOLL_ORDER=fixed reduce-scatters.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class AllReduces:
         device: The device as torch names it.
         kernel_device: The device as kernels name it.
         forced: FASTCOLL_ALGO.
+        fixed: Whether sums are taken in a fixed order.
         aborted: Whether the group was aborted.
         timeout: Seconds that a kernel waits for a peer; see below.
 
@@ -81,6 +83,7 @@ class AllReduces:
         device: torch.device,
         kernel_device: torch.device,
         forced: str,
+        fixed: bool,
         aborted: Callable[[], bool],
         timeout: float,
     ) -> None:
@@ -91,6 +94,7 @@ class AllReduces:
         self._device = device
         self._kernel_device = kernel_device
         self._forced = forced
+        self._fixed = fixed
         self._aborted = aborted
         self._voting = threading.Lock()
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
@@ -101,7 +105,7 @@ class AllReduces:
     def _kernel_bytes(self) -> int:
         """Returns the size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all."""
         topology = self.region.topology
-        if self._forced in ("auto", "nccl"):
+        if self._forced in ("auto", "nccl") and not self._fixed:
             if not topology.kernels and self.region.vote is None:
                 return 0
             if self._forced == "nccl" or not topology.peers or topology.ranks == 1:
@@ -127,10 +131,10 @@ class AllReduces:
             ValueError: The forced algorithm, or any algorithm, cannot serve a call. Or the group's first call for
                 kernels is captured.
         """
-        if capture and self.region.vote is not None and _for_kernels(tasks, given):
+        if capture and self.region.vote is not None and self._for_kernels(tasks, given):
             raise ValueError(
-                "the group's first call with a list of tensors, or with options, on a device compiles kernels, which "
-                "cannot be captured into a graph. Make one such call before the capture."
+                "the group's first call with a list of tensors, with options or in fixed order on a device compiles "
+                "kernels, which cannot be captured into a graph. Make one such call before the capture."
             )
         if self.timeout != self._timeout:
             self._take_timeout()
@@ -182,7 +186,7 @@ class AllReduces:
         Raises:
             DistBackendError: The ranks could not agree whether kernels run on all of them.
         """
-        if _for_kernels(tasks, given):
+        if self._for_kernels(tasks, given):
             self.has_kernels()
         try:
             chosen, _ = self._chosen(tasks, CallOptions(*given))
@@ -190,6 +194,10 @@ class AllReduces:
         except Exception:  # the call itself raises it, where it is made
             return True
         return bool(chosen)
+
+    def _for_kernels(self, tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
+        """Returns whether kernels may serve these tasks where the ranks map no memory."""
+        return self._fixed or len(tasks) > 1 or bool(given)
 
     def close(self) -> None:
         """Frees the regions; a failed group's regions stay, because a kernel may still use them."""
@@ -260,7 +268,7 @@ class AllReduces:
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
         forced = options.algorithm or self._forced
         try:
-            return select(call, self.region.topology, self.region.thresholds, forced)
+            return select(call, self.region.topology, self.region.thresholds, forced, self._fixed)
         except ValueError as error:
             raise ValueError(self._member.says(call.collective, str(error))) from None
 
@@ -305,11 +313,6 @@ class AllReduces:
         if len(self._workspaces) > _MOST_WORKSPACES:
             self._workspaces.popitem(last=False)
         return known
-
-
-def _for_kernels(tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
-    """Returns whether kernels may serve these tasks where the ranks map no memory: a list, or one with options."""
-    return len(tasks) > 1 or bool(given)
 
 
 def _call(

@@ -67,6 +67,7 @@ class CudaEngine:
         thresholds_on: Returns the algorithms' size limits for a device name.
         algorithm: FASTCOLL_ALGO.
         config: NCCL config of the communicators.
+        order: Options.order, with FASTCOLL_ORDER.
 
     Attributes:
         group: Name of the group.
@@ -89,12 +90,14 @@ class CudaEngine:
         thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
         algorithm: str = AUTO,
         config: NcclConfig | None = None,
+        order: str = "any",
     ) -> None:
         self.group = group
         self.all_reduces: dict[int, AllReduces] = {}
         self._thresholds_on = thresholds_on
         self._algorithm = algorithm
         self._config = config
+        self._order = order
         nccl_library.load()
         self.communicators = communicators = CUDA.Communicators()
         # Without a reference to self, which would keep the engine.
@@ -154,7 +157,7 @@ class CudaEngine:
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
         thresholds = self._thresholds_on(device_name(where))
-        wish = Wish(self._algorithm, thresholds, symmetric.ROOM)
+        wish = Wish(self._algorithm, thresholds, symmetric.ROOM, self._order)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),
             self._member,
@@ -174,6 +177,7 @@ class CudaEngine:
             where,
             where if mapper is None else mapper.kernel_device(where),
             wish.algorithm,
+            self._order == "fixed",
             self._aborted,
             self._timeout.total_seconds(),
         )

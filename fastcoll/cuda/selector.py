@@ -16,6 +16,7 @@ from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 __all__ = ["AUTO", "buckets", "candidates", "fuses", "select"]
 
 AUTO = "auto"
+_BY_TREE = ("one_shot", "two_shot", "all_to_all")
 _BUCKET_BYTES = 25 << 20  # as DDP's and GradientSynchronizer's buckets by default
 _RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring", "ring_bytes"))
 
@@ -34,20 +35,30 @@ def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT)
 
 
 def select(
-    call: Call, topology: Topology, thresholds: Thresholds = DEFAULT, forced: str = AUTO
+    call: Call,
+    topology: Topology,
+    thresholds: Thresholds = DEFAULT,
+    forced: str = AUTO,
+    fixed: bool = False,
 ) -> Algorithm:
     """Returns the algorithm for a call.
 
     `forced` is the name of an algorithm, or "auto". "nccl" forces the library, not an algorithm: a narrower wire goes
     through all_to_all over NCCL, because NCCL's all-reduce would round it at every hop. "ring" also serves
-    reduce-scatter and all-gather, which otherwise go to NCCL.
+    reduce-scatter and all-gather, which otherwise go to NCCL. `fixed`: where the order of a sum changes its bits, only
+    algorithms with the CPU's tree.
 
     Raises:
         ValueError: The forced algorithm, or any algorithm, cannot serve the call; the error gives the reason.
     """
-    if call.collective != "all_reduce" and forced != "ring":  # only the ring has kernels for it
+    fixed = fixed and topology.ranks > 1 and call.depends_on_order
+    if not fixed and (
+        call.collective == "reduce" or (call.collective != "all_reduce" and forced != "ring")
+    ):
         return ALGORITHMS["nccl"]
-    if forced == AUTO:
+    if fixed and forced in (AUTO, "nccl"):
+        names = [name for name in candidates(call, topology, thresholds) if name in _BY_TREE]
+    elif forced == AUTO:
         names = list(candidates(call, topology, thresholds))
     elif forced == "nccl":
         names = ["nccl", "all_to_all"]
@@ -60,13 +71,15 @@ def select(
     refusals = []
     for name in dict.fromkeys(names):
         refusal = ALGORITHMS[name].refusal(call, topology)
+        if fixed and name not in _BY_TREE:
+            refusal = "it sums in another order, and FASTCOLL_ORDER is fixed"
         if not refusal:
             return ALGORITHMS[name]
         refusals.append(f"{name}: {refusal}")
     what = "an algorithm" if forced == AUTO else f"the requested algorithm {forced}"
     raise ValueError(
         f"expected {what} to serve {call} on {topology.ranks} ranks, got refusals: {'; '.join(refusals)}. "
-        "Set FASTCOLL_ALGO=auto, or change the call."
+        f"Set {'FASTCOLL_ORDER=any' if fixed else 'FASTCOLL_ALGO=auto'}, or change the call."
     )
 
 

@@ -85,11 +85,13 @@ class Wish:
         algorithm: FASTCOLL_ALGO, which must be the same on all ranks.
         thresholds: From the tuning table; all ranks use those of rank 0.
         room: Sizes of the regions, the same on all ranks.
+        order: FASTCOLL_ORDER, the same on all ranks.
     """
 
     algorithm: str
     thresholds: Thresholds
     room: Room
+    order: str = "any"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,11 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-_WISHES = {"algorithm": "FASTCOLL_ALGO", "room": "version of fastcoll"}
+_WISHES = {
+    "algorithm": "FASTCOLL_ALGO",
+    "room": "version of fastcoll",
+    "order": "FASTCOLL_ORDER",
+}
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,7 @@ def _difference(records: Sequence[dict[str, Any]]) -> str:
             if (value := record["wish"][name]) != first[name]:
                 return (
                     f"expected the same {what} on all ranks, got {first[name]} on rank 0 and {value} on rank {rank}. "
-                    "Set FASTCOLL_ALGO to the same on all ranks, and install the same fastcoll."
+                    "Set FASTCOLL_ALGO and FASTCOLL_ORDER to the same on all ranks, and install the same fastcoll."
                 )
     return ""
 

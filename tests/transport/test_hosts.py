@@ -231,6 +231,21 @@ def wires(placement):
     dist.destroy_process_group(group)
 
 
+def wires_in_fixed_order(placement):
+    """With ``order="fixed"`` no host's sum is rounded, so the bits are those of one host."""
+    rank, size = here().rank, here().size
+    group = dist.new_group(pg_options=fastcoll.Options(order="fixed"))
+    backend = group._get_backend(torch.device("cpu"))
+    for wire, count, op in itertools.product(
+        (torch.bfloat16, torch.half), (100, 150_001), ("SUM", "AVG")
+    ):
+        given = [sample(r, (count,), torch.float) for r in range(size)]
+        tensor = given[rank].clone()
+        backend.all_reduce_fused([tensor], getattr(dist.ReduceOp, op), wire)
+        assert_same(tensor, reduced([each.to(wire) for each in given], op).float())
+    dist.destroy_process_group(group)
+
+
 def averages_on_unequal_hosts(placement):
     """Every rank counts alike, however many are on its host; the values are exact in the wire's type."""
     rank, size = here().rank, here().size
@@ -325,6 +340,7 @@ def of(function, short, full=(), *arguments):
         *of(large, ["01", "012", "0012"]),
         *of(links, ["0102"], ["0011", "012", "01234"]),
         *of(wires, ["0011"], ["012", "00001111", "00112233"]),
+        *of(wires_in_fixed_order, ["00112"], ["0011", "0101", "012", "00001111"]),
         *of(long_and_short, ["0011", "0123"], ["0101", "0012"]),
         *of(long_with_a_root, ["0102"], ["0011", "0123"]),
         *of(averages_on_unequal_hosts, ["001"]),

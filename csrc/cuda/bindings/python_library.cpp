@@ -315,8 +315,9 @@ void setDeviceFactory(py::object factory) {
     return std::make_shared<CudaEngine>(
         group, inPython([&] {
           const auto device = c10::DeviceTypeName(group.device, /*lower_case=*/true);
-          return std::make_unique<PythonLibrary>(
-              make(group.store, group.name, group.rank, group.size, group.options, device));
+          return std::make_unique<PythonLibrary>(make(group.store, group.name, group.rank,
+                                                      group.size, group.options, device,
+                                                      group.settings.order));
         }));
   });
 }

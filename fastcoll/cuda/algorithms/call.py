@@ -19,7 +19,7 @@ _WIRES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16))
 
 @dataclass(frozen=True)
 class Call:
-    """One all-reduce of a tensor or of a list as one bucket, or one reduce-scatter or all-gather of a tensor.
+    """One all-reduce of a tensor or of a list as one bucket, or another collective of a tensor.
 
     Nothing here depends on addresses, which differ between ranks, so all ranks choose the same algorithm.
 
@@ -29,7 +29,7 @@ class Call:
         sizes: Elements of each input tensor of this rank, none 0.
         wire: Wire dtype, if it is narrower than `dtype`.
         scale: Factor of the result.
-        collective: "all_reduce", "reduce_scatter" or "all_gather".
+        collective: "all_reduce", "reduce_scatter", "all_gather" or "reduce".
     """
 
     dtype: torch.dtype
@@ -63,6 +63,12 @@ class Call:
     def is_plain(self) -> bool:
         """Whether NCCL's own all-reduce needs no bucket: one tensor, and no factor."""
         return len(self.sizes) == 1 and self.scale == 1.0
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the result's bits depend on the order in which the ranks' values are combined."""
+        inexact = self.dtype.is_floating_point or self.dtype.is_complex
+        return inexact and self.op in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
 
     def __str__(self) -> str:
         name = _name(self.dtype)

@@ -11,13 +11,16 @@ all_to_all: one rounding over NCCL, by an all-to-all, a fused sum in float32 and
     the received shares in float32 by the CPU's tree, round once, and write over the own share; gather the shares; cast
     back. Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 NCCL calls; on one rank only the
     casts.
-    Chosen for narrower wires if ranks do not map each other's memory. The error is one rounding for any number of
-    ranks; the bits are those of one_shot and two_shot.
+    Chosen for narrower wires if ranks do not map each other's memory, and for sums in fixed order. A reduce-scatter is
+    its first half: bytes (n - 1) W / n, 1 kernel and 1 NCCL call. The error is one rounding for any number of ranks;
+    the bits are those of one_shot and two_shot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import torch
 
 from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import GRAIN
@@ -69,16 +72,20 @@ def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> P
 
 def refuse_all_to_all(call: Call, topology: Topology) -> str:
     """Returns why all_to_all cannot serve a call, or ""."""
+    if call.collective not in ("all_reduce", "reduce_scatter"):
+        return f"it has no {call.collective}; an all_reduce gives the same result"
     if not topology.kernels:
         return "the kernels need Triton on all ranks"
     return refuse_sum(call)
 
 
 def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
-    """Returns cast, exchange of shares, sum, all-gather and cast back."""
+    """Returns cast, exchange of shares, sum, all-gather and cast back; of a reduce-scatter, exchange and sum."""
     from fastcoll.kernels.reduce import prepare_reduce
 
     member = context.member
+    if call.collective == "reduce_scatter":
+        return _prepare_reduce_scatter(call, pieces[0], context)
     wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
     # Whether the message itself is cut into shares; depends only on what is equal on all ranks.
     uncopied = call.wire is None and not call.is_list and call.elements % (ranks * GRAIN) == 0
@@ -109,21 +116,58 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     if ranks == 1 and call.scale == 1.0 and (not uncopied or pieces[0].source == pieces[0].out):
         # the sum of one rank is the cast message
         return Prepared((*before, *behind), tables=not uncopied, held=memory)
-    nothing = (0, 0)
     sent, result = (0, 0) if uncopied else (flat, flat)  # offsets in the message, or addresses
-    exchange = []
-    for rank in range(ranks):
-        part = rank * share * item
-        exchange += [
-            ("send", wire, "", rank, (sent + part, share), nothing),
-            ("recv", wire, "", rank, nothing, (received + part, share)),
-        ]
     gather = ("all_gather", wire, "", -1, (own_share, share), (result, ranks * share))
     steps: tuple[CUDA.Launch | CUDA.PlannedCalls, ...] = (
         *before,
-        calls(exchange, from_source=uncopied),
+        _exchange(wire, ranks, share, sent, received, share * item, from_source=uncopied),
         summed,
         calls([gather], to_out=uncopied),
         *behind,
     )
     return Prepared(steps, tables=not uncopied, held=memory)
+
+
+def _prepare_reduce_scatter(call: Call, piece: Piece, context: PlanContext) -> Prepared:
+    from fastcoll.kernels.reduce import prepare_reduce
+
+    ranks, item = context.member.size, call.dtype.itemsize
+    share = call.elements // ranks
+    apart = -(-share // GRAIN) * GRAIN * item  # so that all parts are aligned
+    memory = context.workspace(ranks * apart)
+    received = memory.data_ptr()
+    summed = prepare_reduce(
+        [received + rank * apart for rank in range(ranks)],
+        piece.out,
+        share,
+        call.dtype,
+        context.device,
+        op=call.op,
+        out_at=2,
+    )
+    exchange = _exchange(call.dtype, ranks, share, 0, received, apart, from_source=True)
+    return Prepared((exchange, summed), held=memory)
+
+
+def _exchange(
+    dtype: torch.dtype,
+    ranks: int,
+    share: int,
+    sent: int,
+    received: int,
+    apart: int,
+    *,
+    from_source: bool,
+) -> CUDA.PlannedCalls:
+    """Returns the step that sends each rank its share, of the memory from `sent` on, and receives the own ones.
+
+    Those received lie `apart` bytes from each other.
+    """
+    nothing = (0, 0)
+    every = []
+    for rank in range(ranks):
+        every += [
+            ("send", dtype, "", rank, (sent + rank * share * dtype.itemsize, share), nothing),
+            ("recv", dtype, "", rank, nothing, (received + rank * apart, share)),
+        ]
+    return calls(every, from_source=from_source)

@@ -60,6 +60,8 @@ def refuse_peers(call: Call, topology: Topology) -> str:
 
 def refuse_shot(call: Call, topology: Topology) -> str:
     """Returns why one_shot and two_shot cannot serve a call, or "": a list must fit into the mapped memory."""
+    if call.collective != "all_reduce":
+        return f"it has no {call.collective}"
     needed = bucket_elements(call.sizes) * call.wire_dtype.itemsize if call.is_list else 0
     if (refusal := refuse_peers(call, topology)) or needed <= topology.bucket_bytes:
         return refusal

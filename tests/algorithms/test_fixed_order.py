@@ -1,0 +1,177 @@
+"""``order="fixed"``: sums of device tensors have the bits of the CPU, whatever the call; what cannot have them raises.
+
+Ranks are processes with interpreted kernels over the stand-in of NCCL. The other side is fastcoll's own CPU half, which
+tests/oracle.py checks apart.
+"""
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from device_calls import inputs_of
+from on_ranks import on_ranks
+from peer_memory import DEVICE
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.nn.parallel import DistributedDataParallel
+from training import network, sharded, train
+
+import fastcoll
+from fastcoll.ddp import GradientSynchronizer
+
+EACH = [
+    (torch.float32, 1, "SUM"),
+    (torch.float32, 37, "AVG"),
+    (torch.float32, 2160, "SUM"),
+    (torch.bfloat16, 960, "AVG"),
+    (torch.float16, 130, "SUM"),
+    (torch.float32, 96, "MAX"),
+    (torch.int32, 60, "SUM"),
+]
+
+
+def fixed_group(**options):
+    return dist.new_group(pg_options=fastcoll.Options(order="fixed", **options))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.full), 3, 5, pytest.param(6, marks=pytest.mark.full)]
+)
+@on_ranks(world="peer_world")
+def test_every_sum_has_the_bits_of_the_cpu(size, async_op):
+    group, rank = fixed_group(), dist.get_rank()
+    recording_device.clear()
+    with recording_device.no_violations():
+        for seed, (dtype, count, op) in enumerate(EACH):
+            own = inputs_of(count * size, dtype, seed)[rank]
+            number = getattr(dist.ReduceOp, op)
+            for name, result in (("all_reduce", None), ("reduce_scatter_tensor", count)):
+                there, here = own.to(DEVICE), own.clone()
+                if result is None:
+                    works = [
+                        dist.all_reduce(there, number, group=group, async_op=async_op),
+                        dist.all_reduce(here, number, async_op=async_op),
+                    ]
+                    got, expected = there, here
+                else:
+                    got, expected = there.new_empty(result), here.new_empty(result)
+                    works = [
+                        dist.reduce_scatter_tensor(got, there, number, group, async_op),
+                        dist.reduce_scatter_tensor(expected, here, number, None, async_op),
+                    ]
+                for work in works if async_op else ():
+                    work.wait()
+                got += 0  # on the caller's stream
+                assert torch.equal(got.cpu(), expected), (name, dtype, count, op)
+
+
+@on_ranks(5, world="peer_world")
+def test_a_list_and_a_batch_have_the_bits_of_each_alone():
+    group, rank = fixed_group(), dist.get_rank()
+    sizes = (5, 300, 33, 1, 16, 4097, 7, 9)
+    own = [inputs_of(count, torch.float32, at)[rank] for at, count in enumerate(sizes)]
+    alone = [tensor.to(DEVICE) for tensor in own]
+    for tensor in alone:
+        dist.all_reduce(tensor, group=group)
+    fused = [tensor.to(DEVICE) for tensor in own]
+    fastcoll.all_reduce_coalesced(fused, group=group)
+    batch = [tensor.to(DEVICE) for tensor in own]
+    with _coalescing_manager(group, torch.device(DEVICE)):
+        for tensor in batch:
+            dist.all_reduce(tensor, group=group)
+    for one, two, three, tensor in zip(alone, fused, batch, own, strict=True):
+        dist.all_reduce(tensor)
+        assert torch.equal(one.cpu(), tensor)
+        assert torch.equal(two.cpu(), tensor)
+        assert torch.equal(three.cpu(), tensor)
+
+
+def by_ddp(model, group):
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.002)
+
+
+def by_synchronizer(model, group):
+    model.synchronizer = GradientSynchronizer(model, process_group=group, bucket_cap_mb=0.002)
+    return model
+
+
+def by_fsdp(model, group):
+    mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+    return sharded(model, mesh=mesh)
+
+
+@pytest.mark.parametrize("make", [by_ddp, by_synchronizer, by_fsdp])
+@on_ranks(5, world="peer_world", fresh=True)
+def test_training_ends_with_the_bits_of_the_cpu(make):
+    """Several buckets a step; FSDP2 pads its shards."""
+    results = []
+    for device, group in (("cpu", dist.group.WORLD), (DEVICE, fixed_group())):
+        model = make(network(torch.float).to(device), group)
+        train(model, 4)
+        parameters = [getattr(p, "full_tensor", p.detach)().cpu() for p in model.parameters()]
+        results.append(parameters)
+    for one in results[0]:
+        first = one.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(one, first)
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@on_ranks(3, world="peer_world")
+def test_what_cannot_keep_the_order_is_refused_on_every_rank():
+    """None of these reaches NCCL, so the group goes on."""
+    group = fixed_group()
+    x = torch.ones(6, device=DEVICE)
+    parts = list(x.split([1, 2, 3]))  # a reduce for each
+    own = torch.ones(1 + dist.get_rank(), device=DEVICE)
+    calls = {
+        "PRODUCT": lambda: dist.all_reduce(x, dist.ReduceOp.PRODUCT, group=group),
+        "float64": lambda: dist.all_reduce(x.double(), group=group),
+        "PREMUL_SUM": lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(0.5), group=group),
+        "it has no reduce;": lambda: dist.reduce(x, 0, group=group),
+        "it has no reduce": lambda: dist.reduce_scatter(own, parts, group=group),
+    }
+    for what, call in calls.items():
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"{what}.*Set FASTCOLL_ORDER=any"):
+                call()
+    dist.all_reduce(x, group=group)
+    assert x.cpu().eq(3).all()
+    y = torch.ones(2, dtype=torch.int64, device=DEVICE)
+    dist.reduce(y, 0, group=group)  # no order changes it
+    dist.broadcast(x, 0, group=group)
+    dist.reduce_scatter(x[:2], list(x.split(2)), group=group)  # of equal lengths: one call
+    assert x[:2].cpu().eq(9).all()
+
+
+@on_ranks(2, world="peer_world")
+def test_ranks_that_ask_for_different_orders_are_told_so():
+    order = ("any", "fixed")[dist.get_rank()]
+    group = dist.new_group(pg_options=fastcoll.Options(order=order))
+    with pytest.raises(dist.DistBackendError, match="the same FASTCOLL_ORDER on all ranks"):
+        dist.all_reduce(torch.ones(3, device=DEVICE), group=group)
+
+
+@on_ranks(3, world="peer_world")
+def test_the_ring_is_refused(monkeypatch):
+    monkeypatch.setenv("FASTCOLL_ALGO", "ring")
+    group = fixed_group()
+    with pytest.raises(ValueError, match="ring: it sums in another order, and FASTCOLL_ORDER is"):
+        dist.all_reduce(torch.ones(30, device=DEVICE), group=group)
+
+
+@on_ranks(5, world="peer_world")
+def test_kernels_over_mapped_memory_give_the_same_bits(monkeypatch):
+    own = inputs_of(3000, torch.float32, 1)[dist.get_rank()]
+    results = []
+    for algorithm in ("nccl", "one_shot", "two_shot"):
+        monkeypatch.setenv("FASTCOLL_ALGO", algorithm)
+        group = fixed_group()
+        x = own.to(DEVICE)
+        dist.all_reduce(x, group=group)
+        assert peer_memory.reduces_of(group).chosen in (algorithm, "all_to_all")
+        results.append(x.cpu())
+    dist.all_reduce(own)
+    assert all(torch.equal(result, own) for result in results)
