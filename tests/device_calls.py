@@ -34,3 +34,38 @@ def reduces_of(group=None):
     from fastcoll.cuda.engine import engine_of
 
     return engine_of((group or dist.group.WORLD).group_name).all_reduces[0]
+
+
+_SUMS = [
+    (torch.float32, 1, "SUM"),
+    (torch.float32, 37, "AVG"),
+    (torch.float32, 2160, "SUM"),
+    (torch.bfloat16, 960, "AVG"),
+    (torch.float16, 130, "SUM"),
+    (torch.float32, 96, "MAX"),
+    (torch.int32, 60, "SUM"),
+]
+
+
+def assert_bits_of_the_cpu(group, device, async_op, sums_only=False):
+    """Checks all_reduce and reduce_scatter_tensor of `group` on a device against the default group's CPU tensors."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for seed, (dtype, count, op) in enumerate(_SUMS[:5] if sums_only else _SUMS):
+        own = inputs_of(count * size, dtype, seed)[rank]
+        number = getattr(dist.ReduceOp, op)
+        there, here = own.to(device), own.clone()
+        works = [
+            dist.all_reduce(there, number, group, async_op),
+            dist.all_reduce(here, number, None, async_op),
+        ]
+        part, expected = there.new_empty(count), here.new_empty(count)
+        source = own.to(device)
+        works += [
+            dist.reduce_scatter_tensor(part, source, number, group, async_op),
+            dist.reduce_scatter_tensor(expected, own, number, None, async_op),
+        ]
+        for work in works if async_op else ():
+            work.wait()
+        part += 0  # on the caller's stream
+        assert torch.equal(there.cpu(), here), ("all_reduce", dtype, count, op)
+        assert torch.equal(part.cpu(), expected), ("reduce_scatter_tensor", dtype, count, op)

@@ -266,11 +266,8 @@ class AllReduces:
         )
 
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
-        forced = options.algorithm or self._forced
-        try:
-            return select(call, self.region.topology, self.region.thresholds, forced, self._fixed)
-        except ValueError as error:
-            raise ValueError(self._member.says(call.collective, str(error))) from None
+        region, forced = self.region, options.algorithm or self._forced
+        return select(call, region.topology, region.thresholds, forced, self._fixed)
 
     def _prepared(
         self,

@@ -52,11 +52,10 @@ def select(
         ValueError: The forced algorithm, or any algorithm, cannot serve the call; the error gives the reason.
     """
     fixed = fixed and topology.ranks > 1 and call.depends_on_order
-    if not fixed and (
-        call.collective == "reduce" or (call.collective != "all_reduce" and forced != "ring")
-    ):
+    others = call.collective != "all_reduce" and forced != "ring"  # the ring has kernels for some
+    if not fixed and (others or call.collective == "reduce"):
         return ALGORITHMS["nccl"]
-    if fixed and forced in (AUTO, "nccl"):
+    if fixed and (others or forced in (AUTO, "nccl")):
         names = [name for name in candidates(call, topology, thresholds) if name in _BY_TREE]
     elif forced == AUTO:
         names = list(candidates(call, topology, thresholds))

@@ -13,7 +13,7 @@ import kernel_oracle
 import pytest
 import torch
 import torch.distributed as dist
-from device_calls import all_reduce, inputs_of, reduces_of
+from device_calls import all_reduce, assert_bits_of_the_cpu, inputs_of, reduces_of
 from on_ranks import on_ranks
 from peer_memory import table_of
 from suite_rules import bound
@@ -82,6 +82,16 @@ def test_one_rounding_over_nccl(size):
         assert torch.equal(
             x.cpu(), kernel_oracle.all_reduce(inputs, "avg", 1.0, wire, "all_to_all")
         )
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+@on_ranks(world="gpu_peer_world")
+def test_sums_in_fixed_order_have_the_bits_of_the_cpu(size, mapped):
+    options = fastcoll.Options(order="fixed")
+    group = forced_group("two_shot" if mapped else "nccl", pg_options=options)
+    for async_op in (False, True):
+        assert_bits_of_the_cpu(group, DEVICE, async_op, sums_only=mapped)
 
 
 SIZES = (5, 300, 9001, 1, 16, 70_000)
