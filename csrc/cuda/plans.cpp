@@ -110,6 +110,7 @@ std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indi
     kind += static_cast<char>(one.collective);
     kind += static_cast<char>(one.dtype);
     kind += static_cast<char>(one.op);
+    append(kind, one.root);
     if (those.size() > 1 || forced) append(kind, one.in.count);
     // A forced algorithm may have other kernels for such addresses.
     if (forced) kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);

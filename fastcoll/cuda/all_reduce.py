@@ -32,8 +32,8 @@ _MOST_WORKSPACES = 16  # streams that keep a workspace
 _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # memory that kernels of a failed group may still read
 
-Task = tuple[str, torch.dtype, str, int, int, int]
-"""One tensor: collective, dtype, operation, addresses of source and result, this rank's input elements."""
+Task = tuple[str, torch.dtype, str, int, int, int, int]
+"""One tensor: collective, dtype, operation, root (or -1), addresses of source and result, this rank's input elements."""
 
 
 class CallOptions(NamedTuple):
@@ -156,7 +156,7 @@ class AllReduces:
         Raises:
             ValueError: Results overlap.
         """
-        _, dtype, _, sources, outs, sizes = zip(*tasks, strict=True)
+        _, dtype, _, _, sources, outs, sizes = zip(*tasks, strict=True)
         require_apart(sizes, outs, dtype[0].itemsize, "tensors")
         read = address_table(sources, self._kernel_device)
         written = read
@@ -236,12 +236,12 @@ class AllReduces:
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
         """Returns the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
-        by_type: dict[tuple[str, torch.dtype, str], list[int]] = {}
-        for index, (collective, dtype, op, *_) in enumerate(tasks):
-            by_type.setdefault((collective, dtype, op), []).append(index)
+        by_type: dict[tuple[str, torch.dtype, str, int], list[int]] = {}
+        for index, task in enumerate(tasks):
+            by_type.setdefault(task[:4], []).append(index)
         calls: list[tuple[Call, list[int]]] = []
-        for (collective, dtype, op), indices in by_type.items():
-            whole = _call(collective, dtype, op, tuple(tasks[i][5] for i in indices), options)
+        for kind, indices in by_type.items():
+            whole = _call(kind, tuple(tasks[i][6] for i in indices), options)
             parts = [slice(None)] if options.fuse else buckets(whole, self.region.topology)
             for part in parts:
                 together = replace(whole, sizes=whole.sizes[part])
@@ -279,7 +279,7 @@ class AllReduces:
         context = PlanContext(self._member, self._kernel_device, self.region.peers, workspace)
         parts, of_count = [], False
         for algorithm, call, indices in chosen:
-            pieces = tuple(Piece(*tasks[index][3:]) for index in indices)
+            pieces = tuple(Piece(*tasks[index][4:]) for index in indices)
             made = algorithm.prepare(call, pieces, context)
             of_count = of_count or made.of_count
             parts.append(
@@ -313,9 +313,10 @@ class AllReduces:
 
 
 def _call(
-    collective: str, dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions
+    kind: tuple[str, torch.dtype, str, int], sizes: tuple[int, ...], options: CallOptions
 ) -> Call:
+    collective, dtype, op, root = kind
     wire = options.wire_dtype
     if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
         wire = None
-    return Call(dtype, op, sizes, wire, options.scale, collective)
+    return Call(dtype, op, sizes, wire, options.scale, collective, root)

@@ -277,7 +277,7 @@ class PythonLibrary : public DeviceLibrary {
     for (std::size_t i = 0; i < those.size(); ++i) {
       const DeviceRequest& one = requests[those[i]];
       tasks[i] = py::make_tuple(collectiveName(one.collective), dtypeOf(one.dtype),
-                                one.op == ReduceOp::None ? "" : reduceOpName(one.op),
+                                one.op == ReduceOp::None ? "" : reduceOpName(one.op), one.root,
                                 one.in.address, one.out.address, one.in.count);
     }
     return tasks;

@@ -30,6 +30,7 @@ class Call:
         wire: Wire dtype, if it is narrower than `dtype`.
         scale: Factor of the result.
         collective: "all_reduce", "reduce_scatter", "all_gather" or "reduce".
+        root: Of a reduce; else -1.
     """
 
     dtype: torch.dtype
@@ -38,6 +39,7 @@ class Call:
     wire: torch.dtype | None = None
     scale: float = 1.0
     collective: str = "all_reduce"
+    root: int = -1
 
     @property
     def elements(self) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fastcoll.cuda.peer_memory import PeerMemory
 
 __all__ = [
+    "NOTHING",
+    "Issued",
     "Piece",
     "PlanContext",
     "Prepared",
@@ -111,7 +113,9 @@ class Prepared(NamedTuple):
 
 Issued = tuple[str, torch.dtype, str, int, tuple[int, int], tuple[int, int]]
 """A call of NCCL: one of ``CUDA.COLLECTIVES``, dtype, one of ``CUDA.REDUCE_OPS`` or "", the other rank of a send or
-receive (else -1), then address and elements of input and result; (0, 0): none."""
+receive (else -1), then address and elements of input and result; NOTHING: none."""
+
+NOTHING = (0, 0)
 
 
 def calls(

@@ -12,7 +12,8 @@ all_to_all: one rounding over NCCL, by an all-to-all, a fused sum in float32 and
     back. Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 NCCL calls; on one rank only the
     casts.
     Chosen for narrower wires if ranks do not map each other's memory, and for sums in fixed order. A reduce-scatter is
-    its first half: bytes (n - 1) W / n, 1 kernel and 1 NCCL call. The error is one rounding for any number of ranks;
+    its first half: bytes (n - 1) W / n, 1 kernel and 1 NCCL call. A reduce sends the shares' sums to the root: (n - 1)
+    W / n more there. The error is one rounding for any number of ranks;
     the bits are those of one_shot and two_shot.
 """
 
@@ -26,6 +27,8 @@ from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import GRAIN
 from fastcoll.cuda.algorithms.call import COPIED, Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
+    NOTHING,
+    Issued,
     Piece,
     PlanContext,
     Prepared,
@@ -72,8 +75,6 @@ def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> P
 
 def refuse_all_to_all(call: Call, topology: Topology) -> str:
     """Returns why all_to_all cannot serve a call, or ""."""
-    if call.collective not in ("all_reduce", "reduce_scatter"):
-        return f"it has no {call.collective}; an all_reduce gives the same result"
     if not topology.kernels:
         return "the kernels need Triton on all ranks"
     return refuse_sum(call)
@@ -84,8 +85,8 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     from fastcoll.kernels.reduce import prepare_reduce
 
     member = context.member
-    if call.collective == "reduce_scatter":
-        return _prepare_reduce_scatter(call, pieces[0], context)
+    if call.collective != "all_reduce":
+        return _prepare_shares(call, pieces[0], context)
     wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
     # Whether the message itself is cut into shares; depends only on what is equal on all ranks.
     uncopied = call.wire is None and not call.is_list and call.elements % (ranks * GRAIN) == 0
@@ -120,7 +121,9 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     gather = ("all_gather", wire, "", -1, (own_share, share), (result, ranks * share))
     steps: tuple[CUDA.Launch | CUDA.PlannedCalls, ...] = (
         *before,
-        _exchange(wire, ranks, share, sent, received, share * item, from_source=uncopied),
+        _exchange(
+            wire, [share] * ranks, member.rank, sent, received, share * item, from_source=uncopied
+        ),
         summed,
         calls([gather], to_out=uncopied),
         *behind,
@@ -128,46 +131,64 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     return Prepared(steps, tables=not uncopied, held=memory)
 
 
-def _prepare_reduce_scatter(call: Call, piece: Piece, context: PlanContext) -> Prepared:
+def _prepare_shares(call: Call, piece: Piece, context: PlanContext) -> Prepared:
+    """Returns exchange and sum of a reduce-scatter; of a reduce, the root then receives the sums, in its result."""
     from fastcoll.kernels.reduce import prepare_reduce
 
-    ranks, item = context.member.size, call.dtype.itemsize
-    share = call.elements // ranks
+    rank, ranks = context.member.rank, context.member.size
+    dtype, item = call.dtype, call.dtype.itemsize
+    rooted = call.collective == "reduce"
+    grain = ranks * GRAIN if rooted else ranks  # a scatter's shares are given
+    share = -(-call.elements // grain) * (grain // ranks)
+    lengths = [max(0, min(share, call.elements - to * share)) for to in range(ranks)]
     apart = -(-share // GRAIN) * GRAIN * item  # so that all parts are aligned
     memory = context.workspace(ranks * apart)
     received = memory.data_ptr()
+    own = received + rank * apart
     summed = prepare_reduce(
-        [received + rank * apart for rank in range(ranks)],
-        piece.out,
-        share,
-        call.dtype,
+        [received + sender * apart for sender in range(ranks)],
+        own if rooted else piece.out,
+        lengths[rank],
+        dtype,
         context.device,
         op=call.op,
-        out_at=2,
+        out_at=-1 if rooted else 2,
     )
-    exchange = _exchange(call.dtype, ranks, share, 0, received, apart, from_source=True)
-    return Prepared((exchange, summed), held=memory)
+    steps = [_exchange(dtype, lengths, rank, 0, received, apart, from_source=True), summed]
+    if rooted:
+        collect: list[Issued] = [("send", dtype, "", call.root, (own, lengths[rank]), NOTHING)]
+        for sender in range(ranks) if rank == call.root else ():
+            part = (sender * share * item, lengths[sender])
+            collect.append(("recv", dtype, "", sender, NOTHING, part))
+        steps.append(calls((one for one in collect if _moves(one)), to_out=True))
+    return Prepared(tuple(steps), held=memory)
+
+
+def _moves(issued: Issued) -> bool:
+    return issued[4][1] > 0 or issued[5][1] > 0
 
 
 def _exchange(
     dtype: torch.dtype,
-    ranks: int,
-    share: int,
+    lengths: Sequence[int],
+    own: int,
     sent: int,
     received: int,
     apart: int,
     *,
     from_source: bool,
 ) -> CUDA.PlannedCalls:
-    """Returns the step that sends each rank its share, of the memory from `sent` on, and receives the own ones.
+    """Returns the step that sends each rank its share and receives the shares of rank `own` from all.
 
-    Those received lie `apart` bytes from each other.
+    Shares have these `lengths`. Those to send lie one behind the other from `sent` on, those received `apart` bytes from
+    each other.
     """
-    nothing = (0, 0)
-    every = []
-    for rank in range(ranks):
+    every: list[Issued] = []
+    start = sent
+    for rank, length in enumerate(lengths):
         every += [
-            ("send", dtype, "", rank, (sent + rank * share * dtype.itemsize, share), nothing),
-            ("recv", dtype, "", rank, nothing, (received + rank * apart, share)),
+            ("send", dtype, "", rank, (start, length), NOTHING),
+            ("recv", dtype, "", rank, NOTHING, (received + rank * apart, lengths[own])),
         ]
-    return calls(every, from_source=from_source)
+        start += length * dtype.itemsize
+    return calls((one for one in every if _moves(one)), from_source=from_source)
