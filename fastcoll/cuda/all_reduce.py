@@ -33,7 +33,7 @@ _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # memory that kernels of a failed group may still read
 
 Task = tuple[str, torch.dtype, str, int, int, int, int]
-"""One tensor: collective, dtype, operation, root (or -1), addresses of source and result, this rank's input elements."""
+"""One tensor: collective, dtype, operation, root or -1, addresses of source and result, this rank's input elements."""
 
 
 class CallOptions(NamedTuple):

@@ -154,7 +154,10 @@ def _prepare_shares(call: Call, piece: Piece, context: PlanContext) -> Prepared:
         op=call.op,
         out_at=-1 if rooted else 2,
     )
-    steps = [_exchange(dtype, lengths, rank, 0, received, apart, from_source=True), summed]
+    steps: list[CUDA.Launch | CUDA.PlannedCalls] = [
+        _exchange(dtype, lengths, rank, 0, received, apart, from_source=True),
+        summed,
+    ]
     if rooted:
         collect: list[Issued] = [("send", dtype, "", call.root, (own, lengths[rank]), NOTHING)]
         for sender in range(ranks) if rank == call.root else ():
@@ -180,8 +183,8 @@ def _exchange(
 ) -> CUDA.PlannedCalls:
     """Returns the step that sends each rank its share and receives the shares of rank `own` from all.
 
-    Shares have these `lengths`. Those to send lie one behind the other from `sent` on, those received `apart` bytes from
-    each other.
+    Shares have these `lengths`. Those to send lie one behind the other from `sent` on, those received `apart` bytes
+    from each other.
     """
     every: list[Issued] = []
     start = sent
