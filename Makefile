@@ -21,6 +21,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .ONESHELL:
+# Two builds in one folder would meet.
+.NOTPARALLEL:
 
 # Pinned: the newest torch takes several GB of CUDA packages.
 TORCH := torch==2.13.0

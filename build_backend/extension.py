@@ -1,6 +1,6 @@
 """Compiles the extensions with ninja: ``fastcoll._C``, and ``fastcoll._cuda``, which moves device tensors.
 
-A torch without CUDA has no such tensors, so ``_cuda`` is built only if USE_CUDA is 1 there, which tests ask for. It
+A torch without CUDA has no such tensors, so ``_cuda`` is built there only with USE_CUDA=1, which tests ask for. It
 uses functions of ``_C``, by whose soname the loader finds them: import ``_C`` first.
 
 A user's build joins the sources of a folder to one unit, because each unit parses the headers again, which takes most
@@ -79,7 +79,14 @@ def with_cuda() -> bool:
     """Returns whether ``_cuda`` is built: as USE_CUDA says, or else if this torch has CUDA."""
     import torch
 
-    return os.environ.get("USE_CUDA", "1" if torch.version.cuda else "0") == "1"
+    words = {"1": True, "ON": True, "TRUE": True, "YES": True}
+    words |= {"0": False, "OFF": False, "FALSE": False, "NO": False}
+    asked = os.environ.get("USE_CUDA", "")
+    if asked and asked.upper() not in words:
+        raise SystemExit(
+            f"expected USE_CUDA to be one of {', '.join(words)}, got {asked!r}. Correct it."
+        )
+    return words[asked.upper()] if asked else torch.version.cuda is not None
 
 
 def units(root: Path, join: bool) -> list[Unit]:

@@ -26,6 +26,9 @@ assert all(torch.equal(weight, weights[0]) for weight in weights)
 
 if rank == 0:
     from fastcoll import info  # here, because the name must work without an import
+    from fastcoll._load_cuda import CUDA
+
+    assert CUDA.Communicators().find(0, -1) is None  # the other module loads too
 
     (group,) = info.groups()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("fastcoll", "torch"))

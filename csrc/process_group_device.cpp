@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -16,7 +17,7 @@ namespace fastcoll {
 namespace {
 
 struct Devices {
-  DeviceEngineMaker make;
+  std::atomic<const DeviceEngineMaker*> make{nullptr};
   std::function<void()> load;
 };
 
@@ -28,7 +29,9 @@ Devices& devices() {
 }  // namespace
 
 void setDeviceEngineMaker(DeviceEngineMaker maker) {
-  devices().make = std::move(maker);
+  const DeviceEngineMaker* none = nullptr;
+  auto* const made = new DeviceEngineMaker(std::move(maker));  // kept: other threads may call it
+  if (!devices().make.compare_exchange_strong(none, made)) delete made;
 }
 
 void setDeviceLoader(std::function<void()> load) {
@@ -52,7 +55,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
     throwIfOver();
     if (device_ != nullptr) return *device_;
   }
-  if (!devices().make) devices().load();
+  if (devices().make == nullptr) devices().load();  // by import, so once, whatever thread comes
   // A group fails as one: its CPU engine reports the fault to the ranks of this host at once. It
   // does so on another thread, because its abort runs the callbacks of works.
   const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
@@ -61,9 +64,9 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
       if (const auto engine = cpu.lock()) engine->abort(kind, cause);
     });
   };
-  auto made = devices().make({c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_),
-                              name_, engine_->config().settings, rank_, size_, options_, type,
-                              [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
+  auto made = (*devices().make)({c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_),
+                                 name_, engine_->config().settings, rank_, size_, options_, type,
+                                 [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
   deviceRegistry().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);
   throwIfOver();  // it may have ended meanwhile

@@ -66,8 +66,8 @@ class Options(Backend.Options):
             ranks can share memory, and the network between the others. With require, a group fails if a rank cannot
             share memory. One of auto, off, require.
         order: Order of sums, equal on all ranks. With fixed, the bits of an element depend only on the ranks' values
-            and their order, and on no size, algorithm or placement. A call that cannot keep this raises an error. any
-            leaves the sums of CUDA tensors to NCCL, and rounds 16-bit wires on each host. One of any, fixed.
+            and their order, and on no size, algorithm or placement. A call that cannot keep this raises an error. With
+            any, NCCL sums CUDA tensors by default, and each host rounds its sum to a 16-bit wire. One of any, fixed.
         network: Network of CPU tensors between hosts, equal on all ranks. ``gloo`` is the only one so far.
         ring_bytes: Bytes of a rank's ring in shared memory, one for each group. A group of several hosts uses four
             times as much. 16384 to 1073741824.

@@ -199,9 +199,7 @@ def _set_variables() -> None:
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
         return
-    from fastcoll._load_cuda import CUDA
-
-    for name in CUDA.SYMMETRIC_SWITCHES:
+    for name in env.SYMMETRIC_SWITCHES:
         os.environ.setdefault(name, "0")
 
 

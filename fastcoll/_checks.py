@@ -154,6 +154,10 @@ def check_cuda() -> str:
             "check that nvidia-smi lists one, that CUDA_VISIBLE_DEVICES does not hide it and that the "
             f"driver is new enough for CUDA {torch.version.cuda}",
         )
+    try:
+        import fastcoll._load_cuda  # noqa: F401
+    except ImportError as error:
+        raise _Unusable(*str(error).split(": ", 1)) from error
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 

@@ -13,7 +13,6 @@ __all__ = [
     "COLLECTIVES",
     "DTYPES",
     "REDUCE_OPS",
-    "SYMMETRIC_SWITCHES",
     "Communicators",
     "Kernel",
     "Launch",
@@ -303,9 +302,6 @@ class Roster:
     def erase(self) -> None:
         """Deletes the keys that this rank has set, as far as the store can."""
 
-SYMMETRIC_SWITCHES: tuple[str, ...]
-"""Environment variables that are "1" during symmetric_rendezvous."""
-
 def symmetric_empty(bytes: int, device: torch.device) -> torch.Tensor:
     """Returns uint8 [bytes] of torch's symmetric memory, without a group or an allocation id of torch."""
 
@@ -319,7 +315,8 @@ def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> An
     """Returns torch's ``_SymmetricMemory`` of a tensor of ``symmetric_empty``, once all ranks have called this.
 
     Other threads run meanwhile. One call runs at a time in a process; `seconds` limits the wait for another call.
-    Whatever the environment is, ranks may be on devices of one index, and no multicast object is made.
+    Whatever the environment is, ranks may be on devices of one index, and no multicast object is made: the variables
+    ``fastcoll.env.SYMMETRIC_SWITCHES`` are "1" meanwhile.
 
     Raises:
         DistBackendError: Another call has not ended in time.

@@ -16,8 +16,8 @@ else:
         if any(Path(__file__).parent.glob("_cuda.*.so")):
             raise
         raise ImportError(
-            "this fastcoll moves no device tensors: it was built for a torch without CUDA. Build it again with "
-            "USE_CUDA=1, in the environment of that torch: `USE_CUDA=1 pip install --no-build-isolation .`"
+            "this fastcoll was built without the part that moves device tensors: build it again with the torch in use, "
+            "`USE_CUDA=1 pip install --no-build-isolation --no-deps .`"
         ) from error
 
 __all__ = ["CUDA"]

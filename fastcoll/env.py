@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "VARIABLES", "Variable", "read", "unknown"]
+__all__ = ["GROUPS", "SYMMETRIC_SWITCHES", "VARIABLES", "Variable", "read", "unknown"]
+
+SYMMETRIC_SWITCHES = (
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+)
+"""torch's variables that csrc/cuda/bindings/symmetric.cpp changes for a while."""
 
 GROUPS = ("Start here", "Several hosts", "Faults and trace", "Tuning", "CUDA")
 """Titles of the parts of the reference page, in order."""

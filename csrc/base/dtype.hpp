@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/exported.hpp"
+
 namespace fastcoll {
 
 enum class DType : std::uint8_t {
 #define DTYPE(name, ...) name,
 #include "base/dtypes.def"
-#include "base/exported.hpp"
 #undef DTYPE
 };
 

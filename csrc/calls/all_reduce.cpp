@@ -32,7 +32,7 @@ void addTensors(TensorTask& task, Request& request, const Tensors& tensors,
   const DType dtype = dtypeOf(tensors[0].scalar_type());
   request.dtype = dtype;
   const Message empty = fusion == nullptr ? Message() : setWire(task, request, dtype, *fusion);
-  request.hasWireDtype = request.dtype != dtype && !fixedOrder;
+  if (request.dtype != dtype) request.wire = fixedOrder ? Wire::KeepsOrder : Wire::Rounds;
   request.in.assign(1, empty);
   request.out.assign(1, empty);
   request.count = 0;

@@ -15,6 +15,10 @@
 
 namespace fastcoll {
 
+/// Whether a collective's dtype is the wire dtype of wider tensors. Partial sums between hosts are
+/// then rounded to it too, unless the order of sums is fixed.
+enum class Wire : std::uint8_t { None, Rounds, KeepsOrder };
+
 /// A collective's signature, which all ranks compare.
 struct Signature {
   std::uint64_t seq;
@@ -26,7 +30,7 @@ struct Signature {
   Collective collective;
   DType dtype;
   ReduceOp op;
-  bool hasWireDtype;  // `dtype` is the wire dtype of wider tensors
+  Wire wire;
 };
 
 /// A rank's arrival in a collective, in one line: a peer that waits for it fetches the signature at

@@ -15,7 +15,8 @@ std::string describe(const Signature& signature) {
   std::string text = concat(collectiveName(signature.collective), "(seq ", signature.seq);
   if (signature.collective != Collective::Barrier) {
     text += concat(", ", dtypeName(signature.dtype), "[", signature.count, "]",
-                   signature.hasWireDtype ? " on the wire" : "");
+                   signature.wire == Wire::None ? "" : " on the wire",
+                   signature.wire == Wire::KeepsOrder ? " with FASTCOLL_ORDER=fixed" : "");
   }
   if (signature.op != ReduceOp::None) text += concat(", ", reduceOpName(signature.op));
   if (signature.op == ReduceOp::PreMulSum) text += concat(" by ", signature.factor);
@@ -48,8 +49,8 @@ bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expecte
   const bool factors = theirs.factor == mine.factor ||
                        (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
   return theirs.seq == mine.seq && theirs.collective == mine.collective &&
-         theirs.dtype == mine.dtype && theirs.hasWireDtype == mine.hasWireDtype &&
-         theirs.op == mine.op && theirs.root == mine.root && counts && factors;
+         theirs.dtype == mine.dtype && theirs.wire == mine.wire && theirs.op == mine.op &&
+         theirs.root == mine.root && counts && factors;
 }
 
 SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,

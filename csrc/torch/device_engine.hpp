@@ -140,7 +140,7 @@ struct DeviceGroup {
 };
 
 using DeviceEngineMaker = std::function<std::shared_ptr<DeviceEngine>(DeviceGroup)>;
-/// fastcoll._cuda calls it when it is loaded.
+/// fastcoll._cuda calls it when it is loaded. The first call counts.
 FASTCOLL_EXPORTED void setDeviceEngineMaker(DeviceEngineMaker maker);
 /// Sets what loads fastcoll._cuda.
 void setDeviceLoader(std::function<void()> load);

@@ -1,7 +1,7 @@
 """Collectives of one group on one device that kernels may serve: from engine operation to algorithm, plan and launches.
 
 Kernels serve all-reduces. With FASTCOLL_ALGO=ring they also serve reduce-scatters and all-gathers, and with
-FASTCOLL_ORDER=fixed reduce-scatters.
+FASTCOLL_ORDER=fixed reduces and reduce-scatters.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import address_table, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
+from fastcoll.cuda.algorithms.call import depends_on_order
 from fastcoll.cuda.algorithms.launches import Piece, PlanContext
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.selector import buckets, fuses, select
@@ -197,7 +198,8 @@ class AllReduces:
 
     def _for_kernels(self, tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
         """Returns whether kernels may serve these tasks where the ranks map no memory."""
-        return self._fixed or len(tasks) > 1 or bool(given)
+        fixed = self._fixed and any(depends_on_order(dtype, op) for _, dtype, op, *_ in tasks)
+        return fixed or len(tasks) > 1 or bool(given)
 
     def close(self) -> None:
         """Frees the regions; a failed group's regions stay, because a kernel may still use them."""

@@ -1,6 +1,6 @@
 """The Python half of the engine for device tensors: communicators, and plans for the all-reduces that kernels serve.
 
-The C++ half (csrc/cuda/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It calls this
+The C++ half (csrc/cuda/cuda_engine) owns streams, events, works and the watchdog, and calls NCCL. It calls this
 half to make communicators, and calls ``AllReduces.plan``, with the stream current, for a kind of call that has no plan
 yet. It repeats plans without this half, and keeps the kinds of call that NCCL serves for any tensors.
 Nothing here reads a tensor or waits for a stream.

@@ -13,9 +13,12 @@ import re
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastcoll._requirements import CUPY, nccl_packages
+
+if TYPE_CHECKING:
+    from fastcoll._load_cuda import CUDA
 
 __all__ = [
     "IN_PROGRESS",
@@ -160,11 +163,13 @@ class NcclLibrary:
                 f"{version_text(cupy.get_version())}",
                 f"Start with LD_PRELOAD={path}, or uninstall what brings the other one",
             )
-        from fastcoll._load_cuda import (
-            CUDA,  # not at the top: fastcoll info reads this file without it
-        )
 
-        self.functions = CUDA.NcclFunctions(self.address, self.version)
+    @functools.cached_property
+    def functions(self) -> CUDA.NcclFunctions:
+        """The functions for callers in C++."""
+        from fastcoll._load_cuda import CUDA  # fastcoll info comes without it
+
+        return CUDA.NcclFunctions(self.address, self.version)
 
     def address(self, name: str) -> int:
         """Returns the address of an NCCL function; 0 if this NCCL has none of that name."""

@@ -55,7 +55,8 @@ def select(
     others = call.collective != "all_reduce" and forced != "ring"  # the ring has kernels for some
     if not fixed and (others or call.collective == "reduce"):
         return ALGORITHMS["nccl"]
-    if fixed and (others or forced in (AUTO, "nccl")):
+    free = others or forced in (AUTO, "nccl")
+    if fixed and free:
         names = [name for name in candidates(call, topology, thresholds) if name in _BY_TREE]
     elif forced == AUTO:
         names = list(candidates(call, topology, thresholds))
@@ -78,7 +79,7 @@ def select(
     what = "an algorithm" if forced == AUTO else f"the requested algorithm {forced}"
     raise ValueError(
         f"expected {what} to serve {call} on {topology.ranks} ranks, got refusals: {'; '.join(refusals)}. "
-        f"Set {'FASTCOLL_ORDER=any' if fixed else 'FASTCOLL_ALGO=auto'}, or change the call."
+        f"Set {'FASTCOLL_ORDER=any' if fixed and free else 'FASTCOLL_ALGO=auto'}, or change the call."
     )
 
 

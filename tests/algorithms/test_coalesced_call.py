@@ -145,7 +145,9 @@ def test_each_bucket_of_gradients_is_one_list():
     assert reduces.has_kernels()
 
     def launches(shapes):
-        tasks = [("all_reduce", torch.float32, "AVG", 0, 0, math.prod(shape)) for shape in shapes]
+        tasks = [
+            ("all_reduce", torch.float32, "AVG", -1, 0, 0, math.prod(shape)) for shape in shapes
+        ]
         calls = reduces._calls(tasks, CallOptions(torch.bfloat16))
         assert sorted(index for _, of in calls for index in of) == list(range(len(shapes)))
         return 2 * len(calls)  # into a bucket, and out of it

@@ -135,11 +135,21 @@ def test_ranks_that_ask_for_different_orders_are_told_so():
         dist.all_reduce(torch.ones(3, device=DEVICE), group=group)
 
 
+@on_ranks(2, fresh=True)
+def test_different_orders_of_cpu_tensors_are_named_at_the_first_wire():
+    order = ("any", "fixed")[dist.get_rank()]
+    group = dist.new_group(pg_options=fastcoll.Options(order=order))
+    backend = group._get_backend(torch.device("cpu"))
+    dist.all_reduce(torch.ones(3), group=group)  # the same with both
+    with pytest.raises(dist.DistBackendError, match=r"bfloat16.3. on the wire with FASTCOLL_ORDER"):
+        backend.all_reduce_fused([torch.ones(3)], dist.ReduceOp.SUM, torch.bfloat16)
+
+
 @on_ranks(3, world="peer_world")
 def test_the_ring_is_refused(monkeypatch):
     monkeypatch.setenv("FASTCOLL_ALGO", "ring")
     group = fixed_group()
-    with pytest.raises(ValueError, match="ring: it sums in another order, and FASTCOLL_ORDER is"):
+    with pytest.raises(ValueError, match=r"ring: it sums in another order.*Set FASTCOLL_ALGO=auto"):
         dist.all_reduce(torch.ones(30, device=DEVICE), group=group)
 
 

@@ -18,6 +18,7 @@ from on_ranks import on_ranks
 from peer_memory import SharedFiles
 from torch._C import _distributed_c10d as c10d
 
+from fastcoll import env
 from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline, mapping, symmetric
 from fastcoll.cuda.ballot import Ballot
@@ -55,14 +56,14 @@ def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(be
     """ "0" is the default; a variable that is removed would move others, which threads may be reading."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    for name in CUDA.SYMMETRIC_SWITCHES:
+    for name in env.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
     call = begin("switches")
     end(call)
     assert recording_device.switches_seen() == ["1", "1"]
-    assert [getenv(name.encode()) for name in CUDA.SYMMETRIC_SWITCHES] == [b"0", b"0"]
+    assert [getenv(name.encode()) for name in env.SYMMETRIC_SWITCHES] == [b"0", b"0"]
 
 
 def environment():
@@ -77,7 +78,7 @@ def environment():
 @on_ranks(1, world="device_world")
 def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
     """A group is made where there are GPUs, and later maps memory, while other threads read the environment."""
-    for name in CUDA.SYMMETRIC_SWITCHES:
+    for name in env.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
     with (
         mock.patch.object(torch.version, "cuda", "13.0"),
@@ -90,7 +91,7 @@ def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
         while recording_device.most_at_once() == 0:
             time.sleep(0.01)
         seen.append(environment())
-        assert [os.environ[name] for name in CUDA.SYMMETRIC_SWITCHES] == ["0", "0"]
+        assert [os.environ[name] for name in env.SYMMETRIC_SWITCHES] == ["0", "0"]
     end(call)
     seen.append(environment())
     assert seen[0] == seen[1] == seen[2]

@@ -42,6 +42,7 @@ def test_a_misspelt_name_is_found() -> None:
 
 OF_GROUPS = {
     "shared_memory",
+    "order",
     "network",
     "ring_bytes",
     "spin_us",

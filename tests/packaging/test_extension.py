@@ -93,12 +93,18 @@ def test_it_is_built_for_a_torch_with_cuda_or_where_asked_for(monkeypatch):
         (None, None, False),
         (None, "1", True),
         ("13.0", "0", False),
+        ("13.0", "off", False),
+        ("13.0", "", True),
+        (None, "ON", True),
     ]:
         monkeypatch.setattr(torch.version, "cuda", version)
         monkeypatch.delenv("USE_CUDA", raising=False)
-        if asked:
+        if asked is not None:
             monkeypatch.setenv("USE_CUDA", asked)
         assert extension.with_cuda() is expected
+    monkeypatch.setenv("USE_CUDA", "maybe")
+    with pytest.raises(SystemExit, match=r"expected USE_CUDA to be one of 1, ON.*got 'maybe'"):
+        extension.with_cuda()
 
 
 def test_another_compiler_or_torch_in_the_same_place_is_noticed(lines, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import sys
@@ -74,9 +75,22 @@ def test_without_the_half_of_device_tensors_their_first_one_says_what_to_do(monk
     monkeypatch.delattr(fastcoll, "_load_cuda", raising=False)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
     with pytest.raises(
-        ImportError, match=r"built for a torch without CUDA.*USE_CUDA=1 pip install"
+        ImportError, match=r"built without the part that moves device.*USE_CUDA=1 pip inst"
     ):
         importlib.import_module("fastcoll._load_cuda")
+
+
+def test_without_it_a_machine_with_gpus_still_has_groups_of_cpu_tensors(monkeypatch) -> None:
+    from fastcoll import _backend, env
+
+    monkeypatch.setitem(sys.modules, "fastcoll._cuda", None)
+    monkeypatch.delattr(fastcoll, "_cuda", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in env.SYMMETRIC_SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    _backend._set_variables()
+    assert [os.environ[name] for name in env.SYMMETRIC_SWITCHES] == ["0", "0"]
 
 
 @pytest.fixture

@@ -45,9 +45,7 @@ struct Request {
   bool contiguousParts = false;
   /// ReduceScatter: `dtype` has 16 bits and `out` is float32, so the sum is not rounded to 16 bits.
   bool outputFloat32 = false;
-  /// AllReduce: `dtype` is the wire dtype of wider tensors, and partial sums between hosts are
-  /// rounded to it too.
-  bool hasWireDtype = false;
+  Wire wire = Wire::None;  // of an AllReduce
   /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
   /// nullptr. The shares of all ranks together are the result.
   double* squares = nullptr;

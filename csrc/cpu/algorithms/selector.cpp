@@ -25,7 +25,7 @@ Signature Request::signature() const {
   signature.collective = collective;
   signature.dtype = dtype;
   signature.op = op;
-  signature.hasWireDtype = hasWireDtype;
+  signature.wire = wire;
   return signature;
 }
 

@@ -42,14 +42,14 @@ bool areEqual(const std::vector<Subtree>& subtrees) {
 }
 
 /// The request that sums one subtree: the same, but without division and rounding. If
-/// `hasWireDtype`, the partial result is rounded, and an average is the subtree's own, which cannot
+/// `narrowed`, the partial result is rounded, and an average is the subtree's own, which cannot
 /// overflow.
-Request innerOf(const Request& request, bool hasWireDtype) {
+Request innerOf(const Request& request, bool narrowed) {
   Request inner;
   inner.dtype = request.dtype;
-  inner.op = hasWireDtype ? request.op : combining(request.op);
+  inner.op = narrowed ? request.op : combining(request.op);
   inner.factor = request.factor;
-  inner.outputFloat32 = isShort(request.dtype) && !hasWireDtype;
+  inner.outputFloat32 = isShort(request.dtype) && !narrowed;
   return inner;
 }
 
@@ -66,7 +66,8 @@ std::vector<Subtree> subtreesOf(const Hosts& hosts) {
 PartialSum::PartialSum(const Request& request, const Hosts& hosts)
     : hosts_(hosts),
       subtrees_(subtreesOf(hosts)),
-      narrowed_(request.hasWireDtype && (request.op != ReduceOp::Avg || areEqual(subtrees_))),
+      narrowed_(request.wire == Wire::Rounds &&
+                (request.op != ReduceOp::Avg || areEqual(subtrees_))),
       inner_(innerOf(request, narrowed_)),
       accumulate_(isShort(request.dtype) ? DType::Float32 : request.dtype),
       widening_(isShort(request.dtype) ? 2 : 1),

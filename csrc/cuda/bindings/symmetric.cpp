@@ -68,7 +68,6 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
 
 void bindSymmetricMemory(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
-  m.attr("SYMMETRIC_SWITCHES") = py::make_tuple(kOverlapping, kNoMulticast);
   m.def("symmetric_empty", &emptySymmetric, py::arg("bytes"), py::arg("device"), Unlocked());
   // torch waits for the whole device before it unmaps memory.
   m.def(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["COPIED", "SUMMED", "Call", "Topology", "refuse_sum"]
+__all__ = ["COPIED", "SUMMED", "Call", "Topology", "depends_on_order", "refuse_sum"]
 
 SUMMED = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that the kernels sum."""
@@ -69,8 +69,7 @@ class Call:
     @property
     def depends_on_order(self) -> bool:
         """Whether the result's bits depend on the order in which the ranks' values are combined."""
-        inexact = self.dtype.is_floating_point or self.dtype.is_complex
-        return inexact and self.op in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
+        return depends_on_order(self.dtype, self.op)
 
     def __str__(self) -> str:
         name = _name(self.dtype)
@@ -98,6 +97,12 @@ class Topology:
     peers: bool = False
     bucket_bytes: int = 0
     reason: str = ""
+
+
+def depends_on_order(dtype: torch.dtype, op: str) -> bool:
+    """Returns whether the bits of a reduction depend on the order of its operands."""
+    inexact = dtype.is_floating_point or dtype.is_complex
+    return inexact and op in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
 
 
 def refuse_sum(call: Call) -> str:
