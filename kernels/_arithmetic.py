@@ -1,4 +1,4 @@
-"""Arithmetic of a reduction, in float32: scaling and averaging the sum."""
+"""Arithmetic of a reduction, in the accumulate dtype: scaling and averaging the sum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def finish(value, scale, average):
     be one step off.
     """
     result = value * scale
-    if average != 1.0:
+    if value.dtype == tl.float64:
+        # The divisor is a small integer, which its rounded reciprocal still determines.
+        result = result / tl.floor(1.0 / average + 0.5)
+    elif average != 1.0:
         # A quotient by an integer lies exactly on the midpoint of two float32 or far from it, so the reciprocal's
         # float64 error never moves it across. Only subnormal quotients lie on a midpoint; the product is then exact
         # for divisors up to 97. A float32 division would be a function call, which spills registers.

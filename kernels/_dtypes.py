@@ -10,6 +10,7 @@ __all__ = [
     "ELEMENT",
     "INTERPRETED",
     "PAIRS",
+    "accumulate_dtype",
     "addressed",
     "dtype_name",
     "narrow",
@@ -47,6 +48,12 @@ def addressed(address, TYPE: tl.constexpr, DIVISOR: tl.constexpr = 1):
     """Returns the pointer to elements of TYPE at an address, a multiple of DIVISOR."""
     # Triton keeps a value's known divisors with the operation that makes it, so a caller cannot add them.
     return tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(TYPE)), DIVISOR)
+
+
+@triton.constexpr_function
+def accumulate_dtype(TYPE):
+    """Returns the dtype in which elements of TYPE are added."""
+    return tl.float64 if TYPE == tl.float64 else tl.float32
 
 
 @triton.jit

@@ -15,12 +15,13 @@ import triton.language as tl
 
 from fastcoll.buckets import GRAIN
 from fastcoll.kernels._arithmetic import finish
-from fastcoll.kernels._dtypes import narrow, widen
+from fastcoll.kernels._dtypes import accumulate_dtype, addressed, narrow, widen
 
 __all__ = [
     "GRAIN_ELEMENTS",
     "GROUP",
     "NARROW",
+    "SPAN",
     "as_mask",
     "copy_four",
     "copy_piece",
@@ -31,6 +32,9 @@ __all__ = [
 
 GROUP = tl.constexpr(4)
 """Peers whose blocks are in flight at a time."""
+
+SPAN = tl.constexpr(8)
+"""Largest blocks of ranks that kernels between ranks sum first; these ranks share a host."""
 
 GRAIN_ELEMENTS = tl.constexpr(GRAIN)
 """Wide blocks end at multiples of so many elements."""
@@ -156,50 +160,64 @@ def _load_of(addresses, peer, world, offset, at, there, WIRE: tl.constexpr, WIDE
 
 
 @triton.jit
+def _term(stored, peer, world, factors, WIRE: tl.constexpr):
+    """Returns a rank's elements as terms of the sum: in the accumulate dtype, times the rank's factor if it has one."""
+    value = widen(stored, WIRE, accumulate_dtype(WIRE))
+    if factors is not None:
+        there = (factors != 0) & (peer < world)
+        factor = tl.load(addressed(factors, tl.float64) + peer, mask=as_mask(there), other=1.0)
+        value = value * factor.to(value.dtype)
+    return value
+
+
+@triton.jit
 def _sum_of_four(
-    addresses, first, world, offset, at, there, WIRE: tl.constexpr, WIDE: tl.constexpr
+    addresses, first, world, offset, at, there, factors, WIRE: tl.constexpr, WIDE: tl.constexpr
 ):
     """Returns (x_0 + x_1) + (x_2 + x_3) of four ranks from `first` on, without those that are not there."""
     one = _load_of(addresses, first, world, offset, at, there, WIRE, WIDE)
     two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, WIDE)
     three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, WIDE)
     four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, WIDE)
-    low = widen(one, WIRE, tl.float32)
-    low = tl.where(first + 1 < world, low + widen(two, WIRE, tl.float32), low)
-    high = widen(three, WIRE, tl.float32)
-    high = tl.where(first + 3 < world, high + widen(four, WIRE, tl.float32), high)
+    low = _term(one, first, world, factors, WIRE)
+    low = tl.where(first + 1 < world, low + _term(two, first + 1, world, factors, WIRE), low)
+    high = _term(three, first + 2, world, factors, WIRE)
+    high = tl.where(first + 3 < world, high + _term(four, first + 3, world, factors, WIRE), high)
     return tl.where(first + 2 < world, low + high, low)
 
 
 @triton.jit
 def _sum_of(
-    addresses, world, offset, at, there,
-    WIRE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    addresses, first, last, world, offset, at, there, factors,
+    WIRE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Returns the float32 sum over the ranks by the tree of csrc/reduce/reduce.hpp, exactly up to 24 ranks.
+    """Returns the sum of the ranks `first` to `last` - 1, by the tree of csrc/reduce/reduce.hpp up to 3 SPAN ranks.
 
-    That tree splits at the largest power of two below the number of ranks. So it sums aligned blocks of 4 and of 8
-    ranks first, whatever their number. Blocks of 8 are added in order, which is the tree for up to three of them.
+    That tree splits at the largest power of two below the number of ranks. So it first sums aligned blocks of 4, then
+    of 8, and so on, up to SPAN. Blocks of SPAN are added in order, which is the tree for up to three of them.
     """
-    value = tl.zeros([BLOCK], tl.float32)
-    for of8 in range(0, world, 2 * GROUP):
-        eight = value
-        for of4 in range(of8, tl.minimum(of8 + 2 * GROUP, world), GROUP):
-            four = _sum_of_four(addresses, of4, world, offset, at, there, WIRE, WIDE)
-            eight = tl.where(of4 == of8, four, eight + four)
-        value = tl.where(of8 == 0, eight, value + eight)
-    return value
+    if SPAN < GROUP:
+        return _sum_of_four(addresses, first, world, offset, at, there, factors, WIRE, WIDE)
+    else:
+        value = tl.zeros([BLOCK], accumulate_dtype(WIRE))
+        for block in range(first, last, SPAN):
+            part = _sum_of(
+                addresses, block, tl.minimum(block + SPAN, last), world, offset, at, there, factors,
+                WIRE, WIDE, BLOCK, SPAN // 2,
+            )  # fmt: skip
+            value = tl.where(block == first, part, value + part)
+        return value
 
 
 @triton.jit
 def _reduce_block(
-    addresses, world, offset, start, length, scale, average, shared, out,
+    addresses, world, offset, start, length, scale, average, shared, out, factors,
     SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
-    value = _sum_of(addresses, world, offset, at, there, WIRE, WIDE, BLOCK)
+    value = _sum_of(addresses, 0, world, world, offset, at, there, factors, WIRE, WIDE, BLOCK, SPAN)
     result = narrow(finish(value, scale, average), WIRE)
     if SHARE:
         tl.store(pointer(shared, WIRE, WIDE) + at, result, mask=there)
@@ -212,21 +230,24 @@ def _reduce_block(
 def reduce_piece(
     addresses, world, offset, length, aligned, scale, average, shared, out,
     SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, BLOCK: tl.constexpr,
+    SPAN: tl.constexpr = SPAN, factors=None,
 ):  # fmt: skip
     """Sums `length` elements of all ranks by one tree and rounds the scaled result once, to WIRE.
 
     `addresses` points to one address per rank; that rank's piece, of dtype WIRE, begins `offset` bytes after it. The
-    result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is a float32
-    scalar, `average` a float64 scalar. `aligned`: all pieces, `shared` and `out` are at multiples of 16 bytes.
+    result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is a scalar of the
+    accumulate dtype, `average` a float64 scalar. `factors` is the address of the float64 by which each rank's elements
+    are multiplied first, or 0. `aligned`: all pieces, `shared` and `out` are at multiples of 16 bytes. The tree is that
+    of the CPU for up to 3 SPAN ranks.
     """
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):
         _reduce_block(
-            addresses, world, offset, start, most, scale, average, shared, out,
-            SHARE, WIRE, MESSAGE, True, BLOCK,
+            addresses, world, offset, start, most, scale, average, shared, out, factors,
+            SHARE, WIRE, MESSAGE, True, BLOCK, SPAN,
         )  # fmt: skip
     for start in range(most, length, BLOCK // NARROW):
         _reduce_block(
-            addresses, world, offset, start, length, scale, average, shared, out,
-            SHARE, WIRE, MESSAGE, False, BLOCK // NARROW,
+            addresses, world, offset, start, length, scale, average, shared, out, factors,
+            SHARE, WIRE, MESSAGE, False, BLOCK // NARROW, SPAN,
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """Reduce: k flat buffers into one, element by element, by the tree of ``reduce_piece``, rounded once.
 
     out[i] = cast(scale * (in[0][i] + in[1][i] + ... + in[k-1][i]))         SUM; AVG: then divided by k
+    PREMUL_SUM: each input is multiplied by its factor before, and rounded to the accumulate dtype
 
-Accumulates in float32.
+Accumulates in float32, and float64 in float64.
 
 Bytes: elements * (k + 1) * itemsize, and 8 k bytes of addresses for each block.
 Bound: the bandwidth of device memory.
@@ -20,22 +21,28 @@ import triton.language as tl
 from fastcoll.buckets import address_table
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, addressed, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, addressed, dtype_name
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._peer_launch import OPTIONS, WARPS, block_of, signature_of
-from fastcoll.kernels._pieces import reduce_piece
+from fastcoll.kernels._peer_launch import OPTIONS, REGISTERS, WARPS, block_of, signature_of
+from fastcoll.kernels._pieces import SPAN, reduce_piece
 from fastcoll.kernels._plan import double_bits
 
 if TYPE_CHECKING:
     from fastcoll._load_cuda import CUDA
 
-__all__ = ["configurations", "prepare_reduce", "reduce_kernel"]
+__all__ = ["MOST_INPUTS", "configurations", "prepare_reduce", "reduce_kernel"]
+
+_SPANS = (SPAN.value, 1024)
+"""Largest blocks that are summed by the tree: of few inputs, of many."""
+
+MOST_INPUTS = 3 * _SPANS[-1]
+"""So many inputs are summed by the tree; of more, the blocks of 1024 are added in order."""
 
 
 @triton.jit
 def reduce_kernel(
-    inputs, count, output, elements, scale_bits, divisor,
-    TYPE: tl.constexpr, BLOCK: tl.constexpr,
+    inputs, count, output, elements, scale_bits, divisor, factors,
+    TYPE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Reduces one block. `inputs` is the address of the inputs' addresses."""
     inputs = addressed(inputs, tl.int64)
@@ -47,21 +54,28 @@ def reduce_kernel(
         addresses |= tl.load(inputs + index)
     reduce_piece(
         inputs, count, offset, tl.minimum(elements.to(tl.int64) - start, BLOCK),
-        (addresses % 16 == 0).to(tl.int32), factor_of(scale_bits, tl.float32), averager(divisor),
-        target, target, False, TYPE, TYPE, BLOCK,
+        (addresses % 16 == 0).to(tl.int32), factor_of(scale_bits, accumulate_dtype(TYPE)),
+        averager(divisor), target, target, False, TYPE, TYPE, BLOCK,
+        SPAN, factors,
     )  # fmt: skip
 
 
+def _block(dtype: torch.dtype, span: int) -> int:
+    """Returns the elements of a program. Each level of the tree keeps a value of each, so many levels have fewer."""
+    return block_of(dtype, dtype) // (1 if span == _SPANS[0] else 2)
+
+
 _TABLE = {
-    dtype: Configuration(
-        name=f"reduce {dtype_name(dtype)}",
+    (dtype, span): Configuration(
+        name=f"reduce {dtype_name(dtype)}" + ("" if span == _SPANS[0] else " of many"),
         kernel=reduce_kernel,
         signature=signature_of(reduce_kernel),
-        constexprs={"TYPE": ELEMENT[dtype], "BLOCK": block_of(dtype, dtype)},
+        constexprs={"TYPE": ELEMENT[dtype], "BLOCK": _block(dtype, span), "SPAN": span},
         num_warps=WARPS,
-        options=OPTIONS,
+        options=OPTIONS if span == _SPANS[0] else {**OPTIONS, "maxnreg": 2 * REGISTERS - 1},
     )
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    for span in _SPANS
 }
 
 
@@ -79,6 +93,7 @@ def prepare_reduce(
     *,
     op: str = "SUM",
     scale: float = 1.0,
+    factors: int = 0,
     **places: int,
 ) -> CUDA.Launch:
     """Returns a launch that can be repeated.
@@ -87,10 +102,11 @@ def prepare_reduce(
         inputs: Addresses of the buffers, at least one.
         output: Address of the result; may be an input's address.
         elements: Elements of each buffer.
-        dtype: Dtype of all buffers: float32, bfloat16 or float16.
+        dtype: Dtype of all buffers: float64, float32, bfloat16 or float16.
         device: Device of all buffers.
-        op: SUM or AVG. AVG is the scaled sum divided by the number of inputs, a true quotient.
-        scale: Factor.
+        op: SUM, AVG or PREMUL_SUM. AVG is the scaled sum divided by the number of inputs, a true quotient.
+        scale: Factor of the sum.
+        factors: Address of a float64 for each input, for PREMUL_SUM; 0: none.
         places: What a plan replaces for each call; see ``CUDA.Launch``.
 
     Raises:
@@ -98,6 +114,10 @@ def prepare_reduce(
     """
     table = address_table(inputs, device)
     divisor = len(inputs) if op == "AVG" else 1
-    arguments = (table.data_ptr(), len(inputs), output, elements, double_bits(scale), divisor)
-    programs = -(-elements // block_of(dtype, dtype))
-    return prepared(_TABLE[dtype], device, programs, arguments, table, **places)
+    span = _SPANS[0] if len(inputs) <= 3 * _SPANS[0] else _SPANS[-1]
+    arguments = (
+        *(table.data_ptr(), len(inputs), output, elements),
+        *(double_bits(scale), divisor, factors),
+    )
+    programs = -(-elements // _block(dtype, span))
+    return prepared(_TABLE[dtype, span], device, programs, arguments, table, **places)

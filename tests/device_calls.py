@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from oracle import reduce_op
 
 
 def all_reduce(tensors, op=dist.ReduceOp.SUM, group=None, async_op=False, **options):
@@ -42,6 +43,9 @@ _SUMS = [
     (torch.float32, 2160, "SUM"),
     (torch.bfloat16, 960, "AVG"),
     (torch.float16, 130, "SUM"),
+    (torch.float64, 48, "AVG"),
+    (torch.float64, 5, "PREMUL_SUM"),
+    (torch.bfloat16, 70, "PREMUL_SUM"),
     (torch.float32, 96, "MAX"),
     (torch.int32, 60, "SUM"),
 ]
@@ -52,7 +56,7 @@ def assert_bits_of_the_cpu(group, device, async_op, sums_only=False):
     rank, size = dist.get_rank(), dist.get_world_size()
     for seed, (dtype, count, op) in enumerate(_SUMS[:5] if sums_only else _SUMS):
         own = inputs_of(count * size, dtype, seed)[rank]
-        number = getattr(dist.ReduceOp, op)
+        number = reduce_op(op)
         there, here = own.to(device), own.clone()
         works = [
             dist.all_reduce(there, number, group, async_op),

@@ -112,8 +112,12 @@ std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indi
     kind += static_cast<char>(one.op);
     append(kind, one.root);
     if (those.size() > 1 || forced) append(kind, one.in.count);
-    // A forced algorithm may have other kernels for such addresses.
-    if (forced) kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
+    if (forced) {
+      // A forced algorithm may have other kernels for such addresses.
+      kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
+      append(kind, one.factor);
+      kind += static_cast<char>(one.factorOnDevice != 0);
+    }
     if (those.size() == 1) {
       const auto bytes = one.in.count * wireSize(one);
       kind += static_cast<char>(std::lower_bound(limits_.begin(), limits_.end(), bytes) -

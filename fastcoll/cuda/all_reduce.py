@@ -31,10 +31,12 @@ __all__ = ["AllReduces", "CallOptions", "Task"]
 
 _MOST_WORKSPACES = 16  # streams that keep a workspace
 _Chosen = tuple[Algorithm, Call, list[int]]
+_Kind = tuple[str, torch.dtype, str, int, float | None]
 _left_behind: list[object] = []  # memory that kernels of a failed group may still read
 
-Task = tuple[str, torch.dtype, str, int, int, int, int]
-"""One tensor: collective, dtype, operation, root or -1, addresses of source and result, this rank's input elements."""
+Task = tuple[str, torch.dtype, str, int, float | None, int, int, int]
+"""One tensor: collective, dtype, operation, root or -1, PREMUL_SUM's factor (None: on the device), addresses of source
+and result, this rank's input elements."""
 
 
 class CallOptions(NamedTuple):
@@ -157,7 +159,7 @@ class AllReduces:
         Raises:
             ValueError: Results overlap.
         """
-        _, dtype, _, _, sources, outs, sizes = zip(*tasks, strict=True)
+        _, dtype, _, _, _, sources, outs, sizes = zip(*tasks, strict=True)
         require_apart(sizes, outs, dtype[0].itemsize, "tensors")
         read = address_table(sources, self._kernel_device)
         written = read
@@ -238,12 +240,12 @@ class AllReduces:
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
         """Returns the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
-        by_type: dict[tuple[str, torch.dtype, str, int], list[int]] = {}
+        by_type: dict[_Kind, list[int]] = {}
         for index, task in enumerate(tasks):
-            by_type.setdefault(task[:4], []).append(index)
+            by_type.setdefault(task[:5], []).append(index)
         calls: list[tuple[Call, list[int]]] = []
         for kind, indices in by_type.items():
-            whole = _call(kind, tuple(tasks[i][6] for i in indices), options)
+            whole = _call(kind, tuple(tasks[i][7] for i in indices), options)
             parts = [slice(None)] if options.fuse else buckets(whole, self.region.topology)
             for part in parts:
                 together = replace(whole, sizes=whole.sizes[part])
@@ -281,7 +283,7 @@ class AllReduces:
         context = PlanContext(self._member, self._kernel_device, self.region.peers, workspace)
         parts, of_count = [], False
         for algorithm, call, indices in chosen:
-            pieces = tuple(Piece(*tasks[index][4:]) for index in indices)
+            pieces = tuple(Piece(*tasks[index][5:]) for index in indices)
             made = algorithm.prepare(call, pieces, context)
             of_count = of_count or made.of_count
             parts.append(
@@ -314,11 +316,9 @@ class AllReduces:
         return known
 
 
-def _call(
-    kind: tuple[str, torch.dtype, str, int], sizes: tuple[int, ...], options: CallOptions
-) -> Call:
-    collective, dtype, op, root = kind
+def _call(kind: _Kind, sizes: tuple[int, ...], options: CallOptions) -> Call:
+    collective, dtype, op, root, premul = kind
     wire = options.wire_dtype
     if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
         wire = None
-    return Call(dtype, op, sizes, wire, options.scale, collective, root)
+    return Call(dtype, op, sizes, wire, options.scale, collective, root, premul)

@@ -16,7 +16,9 @@ from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 __all__ = ["AUTO", "buckets", "candidates", "fuses", "select"]
 
 AUTO = "auto"
-_BY_TREE = ("one_shot", "two_shot", "all_to_all")
+_BY_TREE = {"one_shot": 24, "two_shot": 24, "all_to_all": 3072}
+"""Algorithms that sum by the CPU's tree, and up to how many ranks; see ``_sum_of`` in kernels/_pieces.py."""
+
 _BUCKET_BYTES = 25 << 20  # as DDP's and GradientSynchronizer's buckets by default
 _RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring", "ring_bytes"))
 
@@ -55,10 +57,7 @@ def select(
     others = call.collective != "all_reduce" and forced != "ring"  # the ring has kernels for some
     if not fixed and (others or call.collective == "reduce"):
         return ALGORITHMS["nccl"]
-    free = others or forced in (AUTO, "nccl")
-    if fixed and free:
-        names = [name for name in candidates(call, topology, thresholds) if name in _BY_TREE]
-    elif forced == AUTO:
+    if forced == AUTO or others:
         names = list(candidates(call, topology, thresholds))
     elif forced == "nccl":
         names = ["nccl", "all_to_all"]
@@ -71,11 +70,13 @@ def select(
     refusals = []
     for name in dict.fromkeys(names):
         refusal = ALGORITHMS[name].refusal(call, topology)
-        if fixed and name not in _BY_TREE:
-            refusal = "it sums in another order, and FASTCOLL_ORDER is fixed"
+        if fixed and topology.ranks > (most := _BY_TREE.get(name, 0)):
+            ranks = f" on more than {most} ranks" if most else ""
+            refusal = f"it sums in another order{ranks}, and FASTCOLL_ORDER is fixed"
         if not refusal:
             return ALGORITHMS[name]
         refusals.append(f"{name}: {refusal}")
+    free = others or forced in (AUTO, "nccl")
     what = "an algorithm" if forced == AUTO else f"the requested algorithm {forced}"
     raise ValueError(
         f"expected {what} to serve {call} on {topology.ranks} ranks, got refusals: {'; '.join(refusals)}. "

@@ -146,7 +146,8 @@ def test_each_bucket_of_gradients_is_one_list():
 
     def launches(shapes):
         tasks = [
-            ("all_reduce", torch.float32, "AVG", -1, 0, 0, math.prod(shape)) for shape in shapes
+            ("all_reduce", torch.float32, "AVG", -1, 1.0, 0, 0, math.prod(shape))
+            for shape in shapes
         ]
         calls = reduces._calls(tasks, CallOptions(torch.bfloat16))
         assert sorted(index for _, of in calls for index in of) == list(range(len(shapes)))

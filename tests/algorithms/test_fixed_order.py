@@ -21,22 +21,29 @@ import fastcoll
 from fastcoll.ddp import GradientSynchronizer
 
 
-def fixed_group(**options):
-    return dist.new_group(pg_options=fastcoll.Options(order="fixed", **options))
+def fixed_group(order="fixed"):
+    return dist.new_group(pg_options=fastcoll.Options(order=order))
+
+
+def over_nccl(check, *arguments):
+    """Runs a test where NCCL moves all data, as if ranks mapped no memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTCOLL_ALGO", "nccl")
+        check(*arguments)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize(
     "size", [pytest.param(2, marks=pytest.mark.full), 3, 5, pytest.param(6, marks=pytest.mark.full)]
 )
-@on_ranks(world="peer_world")
+@on_ranks(world="peer_world", around=over_nccl)
 def test_every_sum_has_the_bits_of_the_cpu(size, async_op):
     recording_device.clear()
     with recording_device.no_violations():
         assert_bits_of_the_cpu(fixed_group(), DEVICE, async_op)
 
 
-@on_ranks(5, world="peer_world")
+@on_ranks(5, world="peer_world", around=over_nccl)
 def test_a_list_and_a_batch_have_the_bits_of_each_alone():
     group, rank = fixed_group(), dist.get_rank()
     sizes = (5, 300, 33, 1, 16, 4097, 7, 9)
@@ -72,7 +79,7 @@ def by_fsdp(model, group):
 
 
 @pytest.mark.parametrize("make", [by_ddp, by_synchronizer, by_fsdp])
-@on_ranks(5, world="peer_world", fresh=True)
+@on_ranks(5, world="peer_world", fresh=True, around=over_nccl)
 def test_training_ends_with_the_bits_of_the_cpu(make):
     """Several buckets a step; FSDP2 pads its shards."""
     results = []
@@ -88,7 +95,7 @@ def test_training_ends_with_the_bits_of_the_cpu(make):
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-@on_ranks(5, world="peer_world")
+@on_ranks(5, world="peer_world", around=over_nccl)
 def test_rooted_and_uneven_sums_have_the_bits_of_the_cpu():
     """A reduce leaves the other ranks' tensors as they were. Pieces of different lengths are a reduce for each."""
     group, rank, size = fixed_group(), dist.get_rank(), dist.get_world_size()
@@ -113,10 +120,11 @@ def test_what_cannot_keep_the_order_is_refused_on_every_rank():
     """None of these reaches NCCL, so the group goes on."""
     group = fixed_group()
     x = torch.ones(6, device=DEVICE)
+    on_device = dist._make_nccl_premul_sum(torch.tensor([0.5], device=DEVICE))
     calls = {
         "PRODUCT": lambda: dist.all_reduce(x, dist.ReduceOp.PRODUCT, group=group),
-        "float64": lambda: dist.all_reduce(x.double(), group=group),
-        "PREMUL_SUM": lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(0.5), group=group),
+        "complex64": lambda: dist.reduce(x.to(torch.complex64), 0, group=group),
+        "the factor is on the device": lambda: dist.all_reduce(x, on_device, group=group),
     }
     for what, call in calls.items():
         for _ in range(2):
@@ -162,3 +170,48 @@ def test_kernels_over_mapped_memory_give_the_same_bits(monkeypatch, algorithm):
     dist.all_reduce(x, group=group)
     assert peer_memory.reduces_of(group).chosen == algorithm
     assert_bits_of_the_cpu(group, DEVICE, False, sums_only=True)
+
+
+def launched(what):
+    """Returns the bytes that each call of NCCL with this name has read, in the order in which they were launched."""
+    return [
+        touched.bytes
+        for entry in recording_device.log("launch")
+        for touched in entry.touches
+        if entry.what == what and not touched.write
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 4, pytest.param(5, marks=pytest.mark.full)])
+@on_ranks(world="peer_world", around=over_nccl)
+def test_as_many_bytes_travel_as_in_a_ring(size):
+    group, message = fixed_group(), 4 * 960 * size
+    own = torch.ones(960 * size, device=DEVICE)
+    half = own.new_empty(960)
+    dist.all_reduce(own, group=group)
+    recording_device.clear()
+    dist.all_reduce(own, group=group)
+    shares = launched("send")
+    assert len(shares) == size  # one is to the rank itself
+    sent = (size - 1) * (max(shares) + launched("allGather")[0])
+    assert sent == 2 * (size - 1) * message // size
+    recording_device.clear()
+    dist.reduce_scatter_tensor(half, own, group=group)
+    assert (size - 1) * max(launched("send")) == (size - 1) * message // size
+    assert launched("allGather") == []
+
+
+@pytest.mark.parametrize("order", ["any", "fixed"])
+@on_ranks(3, world="peer_world", fresh=True, around=over_nccl)
+def test_all_buckets_of_a_step_are_in_flight_at_once(order):
+    """The device does nothing meanwhile, so the host has waited for none of them."""
+    group = fixed_group(order)
+    model = by_ddp(network(torch.float).to(DEVICE), group)
+    train(model, 2)  # torch cuts the buckets anew in the second step
+    inputs = torch.randn(4, next(model.parameters()).shape[1], device=DEVICE)
+    recording_device.clear()
+    with recording_device.held(torch.accelerator.current_stream()):
+        model(inputs).sum().backward()
+        last = "allGather" if order == "fixed" else "allReduce"
+        buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
+        assert len(launched(last)) == len(buckets) > 1

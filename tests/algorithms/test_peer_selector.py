@@ -78,12 +78,12 @@ def test_a_table_moves_the_limits() -> None:
         (call(4, torch.int32), PEERS, "two_shot", "the kernels add float32, float16, bfloat16, not int32"),
         (call(8, torch.float64), PEERS, "ring", "the kernels add float32, float16, bfloat16, not float64"),
         (call(4, op="MAX"), PEERS, "one_shot", "the kernels have SUM and AVG, not MAX"),
-        (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "all_to_all: the kernels add float32"),
+        (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "no kernel takes float64 over bfloat16"),
         (call(8, wire=torch.float8_e5m2), PEERS, "auto", "no kernel takes float32 over float8_e5m2"),
         (call(4, wire=torch.bfloat16), BARE, "nccl", "all_to_all: the kernels need Triton on all ranks"),
         (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67108864 bytes does not fit into the 33554432"),
-        (call(8, op="PREMUL_SUM", tensors=2), NCCL, "auto", "nccl: no bucket is reduced by PREMUL_SUM"),
-        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "the kernels have SUM and AVG, not MAX"),
+        (call(8, op="PREMUL_SUM", tensors=2), BARE, "auto", "nccl: the kernels that fuse tensors need Triton"),
+        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "the kernels have SUM and AVG and PREMUL_SUM, not MAX"),
         (call(4), PEERS, "tree", "expected an algorithm of auto, one_shot, two_shot, ring, nccl, all_to_all"),
     ],
 )  # fmt: skip
@@ -91,6 +91,19 @@ def test_a_refusal_says_why(what, topology, forced, why):
     with pytest.raises(ValueError) as caught:
         select(what, topology, forced=forced)
     assert why in str(caught.value)
+
+
+def test_a_fixed_order_is_kept_on_any_number_of_ranks_or_refused() -> None:
+    def chosen(ranks: int) -> str:
+        topology = Topology(ranks, kernels=True, peers=True, bucket_bytes=MIB)
+        return select(call(4), topology, MEASURED, fixed=True).name
+
+    assert [chosen(ranks) for ranks in (8, 24, 25, 3072)] == [
+        *["one_shot"] * 2,
+        *["all_to_all"] * 2,
+    ]
+    with pytest.raises(ValueError, match="all_to_all: it sums in another order on more than 3072"):
+        chosen(3073)
 
 
 def test_nccl_is_a_library_and_no_algorithm() -> None:

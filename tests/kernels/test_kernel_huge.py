@@ -67,7 +67,7 @@ def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     """Interpreted only: its programs count from the start of the buffers."""
     sources = [numbers(HERE, torch.float32, seed, ordinary=True) for seed in (1, 2)]
     target = torch.zeros(HERE)
-    configuration = reduce._TABLE[torch.float32]
+    configuration = reduce._TABLE[torch.float32, 8]
     assert configuration.constexprs["BLOCK"] == BLOCK
     inputs = torch.tensor([before(source) for source in sources])
     programs = iter((FIRST_PIECE, FIRST_PIECE + 1))
@@ -78,7 +78,7 @@ def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_get_program_id", program_id)
-    arguments = (inputs.data_ptr(), 2, before(target), SIZE, double_bits(1.0), 1)
+    arguments = (inputs.data_ptr(), 2, before(target), SIZE, double_bits(1.0), 1, 0)
     prepared(configuration, torch.device("cpu"), 2, arguments)()
     assert same_numbers(target, sources[0] + sources[1])
 

@@ -103,7 +103,7 @@ from types import SimpleNamespace
 from fastcoll.kernels import _launch
 (configuration, compiled), = fake_cuda.first_of_each(["reduce"])
 text = compiled.asm["ptx"]
-last = ".param .u64 .ptr .global .align 1 reduce_kernel_param_7"
+last = ".param .u64 .ptr .global .align 1 reduce_kernel_param_8"
 assert text.count(last) == 1, text[:2000]
 for ptx, changes in ((text.replace(last, last + ", .param .u64 more"), {}), (text, {"launch_pdl": True})):
     metadata = SimpleNamespace(**{**compiled.metadata._asdict(), **changes})
@@ -113,7 +113,7 @@ for ptx, changes in ((text.replace(last, last + ", .param .u64 more"), {}), (tex
         print(error)
 """
     more, attribute = output_of(program)
-    widths = "64, 64, 64, 64, 64, 32, 64, 64"
+    widths = "64, 64, 64, 64, 64, 32, 64, 64, 64"
     head = f"expected machine code that takes parameters of {widths} bits, got {widths}"
     assert f"{head}, 64. Install a release of Triton" in more
     assert f"{head} and launch_pdl. Install" in attribute

@@ -17,6 +17,7 @@ KEYS = [
     *((dtype, "SUM") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
     (torch.float32, "AVG"),
     (torch.bfloat16, "AVG"),
+    (torch.float64, "AVG"),
 ]
 
 
@@ -67,13 +68,30 @@ def test_sums_are_taken_by_the_tree_and_rounded_once(device: torch.device) -> No
     assert rounded.unique().tolist() == [258.0]
 
 
-def test_blocks_of_eight_of_very_many_inputs_are_added_in_order(device: torch.device) -> None:
-    inputs = [torch.randn(2100, device=device) for _ in range(35)]
-    blocks = [folded(inputs[first : first + 8], torch.add) for first in range(0, 35, 8)]
-    out = torch.zeros(2100, device=device)
+@pytest.mark.parametrize("many", [25, 35, 130])
+def test_very_many_inputs_are_summed_by_the_tree_too(device: torch.device, many: int) -> None:
+    inputs = [torch.randn(1100, device=device) for _ in range(many)]
+    out = torch.zeros(1100, device=device)
     reduce(inputs, out)
-    assert same_numbers(out, functools.reduce(torch.add, blocks))
-    assert not torch.equal(out, folded(inputs, torch.add))
+    assert same_numbers(out, folded(inputs, torch.add))
+    blocks = [folded(inputs[first : first + 8], torch.add) for first in range(0, many, 8)]
+    assert not torch.equal(out, functools.reduce(torch.add, blocks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_factor_of_each_input_is_rounded_before_the_sum(device: torch.device, dtype) -> None:
+    """Not fused with the addition, which would round once."""
+    wide = torch.promote_types(dtype, torch.float32)
+    inputs = [torch.randn(1100, dtype=torch.float64).to(dtype) for _ in range(5)]
+    factors = torch.tensor([1 / 3, 0.1, -0.7, 1.0, 2.3], dtype=torch.float64, device=device)
+    terms = [each.to(wide) * factors[i].cpu().to(wide) for i, each in enumerate(inputs)]
+    out = torch.zeros(1100, dtype=dtype, device=device)
+    given = [each.to(device) for each in inputs]
+    addresses = [each.data_ptr() for each in given]
+    prepare_reduce(
+        addresses, out.data_ptr(), 1100, dtype, device, op="PREMUL_SUM", factors=factors.data_ptr()
+    )()
+    assert same_numbers(out, folded(terms, torch.add).to(dtype))
 
 
 def test_the_output_may_be_one_of_the_inputs(device: torch.device) -> None:

@@ -278,6 +278,8 @@ class PythonLibrary : public DeviceLibrary {
       const DeviceRequest& one = requests[those[i]];
       tasks[i] = py::make_tuple(collectiveName(one.collective), dtypeOf(one.dtype),
                                 one.op == ReduceOp::None ? "" : reduceOpName(one.op), one.root,
+                                one.factorOnDevice != 0 ? py::object(py::none())
+                                                        : py::object(py::float_(one.factor)),
                                 one.in.address, one.out.address, one.in.count);
     }
     return tasks;

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["COPIED", "SUMMED", "Call", "Topology", "depends_on_order", "refuse_sum"]
+__all__ = [
+    "COPIED",
+    "SUMMED",
+    "Call",
+    "Topology",
+    "depends_on_order",
+    "refuse_sum",
+]
 
 SUMMED = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that the kernels sum."""
+"""Dtypes that the kernels between ranks sum."""
 
 COPIED = (*SUMMED, torch.float64)
-"""Dtypes that the kernels copy between a list and its bucket, and scale."""
+"""Dtypes that the kernels copy between a list and its bucket, and scale, and that ``reduce`` sums."""
 
 _WIRES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16))
 
@@ -31,6 +39,7 @@ class Call:
         scale: Factor of the result.
         collective: "all_reduce", "reduce_scatter", "all_gather" or "reduce".
         root: Of a reduce; else -1.
+        premul: Factor of each rank's elements, for PREMUL_SUM; None: only the device knows it.
     """
 
     dtype: torch.dtype
@@ -40,6 +49,7 @@ class Call:
     scale: float = 1.0
     collective: str = "all_reduce"
     root: int = -1
+    premul: float | None = 1.0
 
     @property
     def elements(self) -> int:
@@ -105,12 +115,14 @@ def depends_on_order(dtype: torch.dtype, op: str) -> bool:
     return inexact and op in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
 
 
-def refuse_sum(call: Call) -> str:
-    """Returns why no kernel sums the tensors of a call, or ""."""
-    if call.op not in ("SUM", "AVG"):
-        return f"the kernels have SUM and AVG, not {call.op}"
-    if call.dtype not in SUMMED:
-        return f"the kernels add {', '.join(map(_name, SUMMED))}, not {_name(call.dtype)}"
+def refuse_sum(
+    call: Call, ops: Sequence[str] = ("SUM", "AVG"), dtypes: Sequence[torch.dtype] = SUMMED
+) -> str:
+    """Returns why kernels with these operations and dtypes do not sum the tensors of a call, or ""."""
+    if call.op not in ops:
+        return f"the kernels have {' and '.join(ops)}, not {call.op}"
+    if call.dtype not in dtypes:
+        return f"the kernels add {', '.join(map(_name, dtypes))}, not {_name(call.dtype)}"
     if call.wire is not None and (call.dtype, call.wire) not in _WIRES:
         return f"no kernel takes {_name(call.dtype)} over {_name(call.wire)}"
     return ""

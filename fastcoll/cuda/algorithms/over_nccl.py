@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from fastcoll._load_cuda import CUDA
-from fastcoll.buckets import GRAIN
+from fastcoll.buckets import GRAIN, address_table
 from fastcoll.cuda.algorithms.call import COPIED, Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     NOTHING,
@@ -40,6 +40,7 @@ from fastcoll.cuda.algorithms.launches import (
 
 __all__ = ["prepare_all_to_all", "prepare_nccl", "refuse_all_to_all", "refuse_nccl"]
 
+_FACTOR = 8  # bytes of a rank's factor
 _OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")  # of a bucket: PREMUL_SUM has a factor of its own
 
 
@@ -77,7 +78,9 @@ def refuse_all_to_all(call: Call, topology: Topology) -> str:
     """Returns why all_to_all cannot serve a call, or ""."""
     if not topology.kernels:
         return "the kernels need Triton on all ranks"
-    return refuse_sum(call)
+    if call.premul is None:
+        return "the factor is on the device; a kernel needs a number"
+    return refuse_sum(call, ("SUM", "AVG", "PREMUL_SUM"), COPIED)
 
 
 def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
@@ -93,11 +96,12 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     elements = call.elements if uncopied else layout_of(call.sizes).elements
     share = -(-elements // (ranks * GRAIN)) * GRAIN
     size = ranks * share * item
-    memory = context.workspace(size if uncopied else 2 * size)
+    room = size if uncopied else 2 * size
+    memory = context.workspace(room + _FACTOR * ranks)
     received = memory.data_ptr()
+    factors, before, held = _factors(call, received + room, context)
     own_share = received + member.rank * share * item
     flat = received + size
-    before: list[CUDA.Launch] = []
     behind: list[CUDA.Launch] = []
     if not uncopied:
         bucket = context.view(flat, elements, wire)
@@ -113,10 +117,16 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
         context.device,
         op=call.op,
         scale=call.scale,
+        factors=factors,
     )
-    if ranks == 1 and call.scale == 1.0 and (not uncopied or pieces[0].source == pieces[0].out):
+    if (
+        ranks == 1
+        and call.scale == 1.0
+        and not factors
+        and (not uncopied or pieces[0].source == pieces[0].out)
+    ):
         # the sum of one rank is the cast message
-        return Prepared((*before, *behind), tables=not uncopied, held=memory)
+        return Prepared((*before, *behind), tables=not uncopied, held=(memory, held))
     sent, result = (0, 0) if uncopied else (flat, flat)  # offsets in the message, or addresses
     gather = ("all_gather", wire, "", -1, (own_share, share), (result, ranks * share))
     steps: tuple[CUDA.Launch | CUDA.PlannedCalls, ...] = (
@@ -128,7 +138,25 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
         calls([gather], to_out=uncopied),
         *behind,
     )
-    return Prepared(steps, tables=not uncopied, held=memory)
+    return Prepared(steps, tables=not uncopied, held=(memory, held))
+
+
+def _factors(
+    call: Call, address: int, context: PlanContext
+) -> tuple[int, list[CUDA.Launch | CUDA.PlannedCalls], object]:
+    """Returns where the ranks' factors of a PREMUL_SUM lie, steps that gather them there, and what holds the own one.
+
+    For other operations, 0 and no steps. Factors may differ between ranks, as with NCCL. A kernel multiplies after the
+    exchange, so products of 16-bit elements are not rounded on their way.
+    """
+    if call.op != "PREMUL_SUM":
+        return 0, [], None
+    from fastcoll.kernels._plan import double_bits
+
+    own = address_table([double_bits(call.premul or 0.0)], context.device)
+    every = (address, context.member.size)
+    gather = ("all_gather", torch.float64, "", -1, (own.data_ptr(), 1), every)
+    return address, [calls([gather])], own
 
 
 def _prepare_shares(call: Call, piece: Piece, context: PlanContext) -> Prepared:
@@ -142,8 +170,9 @@ def _prepare_shares(call: Call, piece: Piece, context: PlanContext) -> Prepared:
     share = -(-call.elements // grain) * (grain // ranks)
     lengths = [max(0, min(share, call.elements - to * share)) for to in range(ranks)]
     apart = -(-share // GRAIN) * GRAIN * item  # so that all parts are aligned
-    memory = context.workspace(ranks * apart)
+    memory = context.workspace(ranks * (apart + _FACTOR))
     received = memory.data_ptr()
+    factors, steps, held = _factors(call, received + ranks * apart, context)
     own = received + rank * apart
     summed = prepare_reduce(
         [received + sender * apart for sender in range(ranks)],
@@ -152,19 +181,17 @@ def _prepare_shares(call: Call, piece: Piece, context: PlanContext) -> Prepared:
         dtype,
         context.device,
         op=call.op,
+        factors=factors,
         out_at=-1 if rooted else 2,
     )
-    steps: list[CUDA.Launch | CUDA.PlannedCalls] = [
-        _exchange(dtype, lengths, rank, 0, received, apart, from_source=True),
-        summed,
-    ]
+    steps += [_exchange(dtype, lengths, rank, 0, received, apart, from_source=True), summed]
     if rooted:
         collect: list[Issued] = [("send", dtype, "", call.root, (own, lengths[rank]), NOTHING)]
         for sender in range(ranks) if rank == call.root else ():
             part = (sender * share * item, lengths[sender])
             collect.append(("recv", dtype, "", sender, NOTHING, part))
         steps.append(calls((one for one in collect if _moves(one)), to_out=True))
-    return Prepared(tuple(steps), held=memory)
+    return Prepared(tuple(steps), held=(memory, held))
 
 
 def _moves(issued: Issued) -> bool:
