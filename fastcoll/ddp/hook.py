@@ -13,6 +13,7 @@ share is measured while it is reduced; on a device a separate pass reads it.
 """
 
 # No `from __future__ import annotations`: DDP reads the hook's annotations.
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -21,8 +22,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fastcoll.ddp.logical import LogicalRanks, reduce_shards
 from fastcoll.ddp.overlap import are_shared, can_overlap
 from fastcoll.ddp.reduction import Settings, reduce_bucket
 from fastcoll.ddp.statistics import GradientStatistics
@@ -45,9 +48,12 @@ class FusedAllreduceState(GradientStatistics):
         overlap: True: reduce each bucket during the backward pass. False: reduce all buckets together at its end.
             None: choose; on the CPU, False if the ranks are on one host and their threads use all its cores. Pass the
             same value on all ranks. The results are the same. Sparse buckets are never delayed.
+        logical_ranks: Shards of a batch, for ``shards``. The result then does not depend on the number of ranks
+            either. None: each rank makes one pass, and the ranks' gradients are summed.
 
     Raises:
-        ValueError: The wire dtype is unknown.
+        ValueError: The wire dtype is unknown, or there is one with ``logical_ranks``; or these are fewer than the
+            group's ranks.
     """
 
     def __init__(
@@ -58,14 +64,29 @@ class FusedAllreduceState(GradientStatistics):
         average: bool = True,
         gradient_norm: bool = False,
         overlap: bool | None = None,
+        logical_ranks: int | None = None,
     ) -> None:
-        super().__init__(process_group, gradient_norm)
+        super().__init__(process_group, gradient_norm, wire_dtype, logical_ranks)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
         self._overlap = overlap  # None: not known yet
         self._shared: bool | None = None  # not known yet either
         self._kept: list[tuple[Tensor, Future[Tensor]]] = []  # for the end of the backward pass
         self._served = WeakTensorKeyDictionary()  # the module's parameters
         self._knows_all = False
+
+    def shards(self, module: DistributedDataParallel) -> Iterator[int]:
+        """Yields this rank's shards of a batch, for one backward pass each; see ``fastcoll.ddp.logical``.
+
+        Gradients must be None before. After the last pass they are the average over all shards.
+
+        Args:
+            module: The DDP module.
+
+        Raises:
+            ValueError: There are no ``logical_ranks``.
+            RuntimeError: A gradient is there before the first pass, or missing after one.
+        """
+        return self._shards(module, module.no_sync)
 
     def _takes(self, bucket: GradBucket) -> bool:
         """Takes a bucket of the module, and returns whether a backward pass begins with it.
@@ -122,6 +143,8 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
     if begins:
         state._forget()
         state._kept.clear()
+    if state._logical is not None:
+        return _reduced_shards(bucket, state, state._logical)
     if state._overlap is None:
         state._overlap = can_overlap(state.process_group, buffer.device)
     if state._overlap or buffer.layout != torch.strided:
@@ -175,6 +198,16 @@ def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
     if reduction.square is not None:
         state._squares.append(reduction.square)
     return reduction.then(buffer)
+
+
+def _reduced_shards(
+    bucket: GradBucket, state: FusedAllreduceState, ranks: LogicalRanks
+) -> Future[Tensor]:
+    gradients = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
+    reduction = reduce_shards(gradients, state.settings, ranks, state._blocks)
+    if reduction.square is not None:
+        state._squares.append(reduction.square)
+    return reduction.then(bucket.buffer())
 
 
 def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:

@@ -109,6 +109,12 @@ class BucketReduction:
                 self.finish()
             return value
 
+        if self.work is None:
+            ended: Future[Tensor] = Future(devices=None if value.is_cpu else [value.device])
+            if self.finish is not None:
+                self.finish()
+            ended.set_result(value)
+            return ended
         future: Future[list[Tensor]] = self.work.get_future()
         return future.then(call)
 

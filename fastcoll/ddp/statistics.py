@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from fastcoll._group_backend import all_gather_flat
 from fastcoll.buckets import used_here
+from fastcoll.ddp.logical import Blocks, LogicalRanks
 
 __all__ = ["GradientStatistics"]
 
@@ -25,9 +27,25 @@ class GradientStatistics:
     backward pass adds the shares up, in one all-reduce. So all ranks must make this call, after the same passes.
     """
 
-    def __init__(self, process_group: ProcessGroup | None, gradient_norm: bool) -> None:
+    def __init__(
+        self,
+        process_group: ProcessGroup | None,
+        gradient_norm: bool,
+        wire_dtype: torch.dtype | None = None,
+        logical_ranks: int | None = None,
+    ) -> None:
         self.process_group = process_group
         self.gradient_norm = gradient_norm
+        self._logical: LogicalRanks | None = None
+        self._blocks = Blocks()
+        if logical_ranks is not None:
+            who = f"fastcoll.{type(self).__name__}"
+            if wire_dtype is not None:
+                raise ValueError(
+                    f"{who}: expected no wire_dtype with logical_ranks, got {wire_dtype}, to which each rank's sum "
+                    "would be rounded. Leave one of them out."
+                )
+            self._logical = LogicalRanks(who, process_group, logical_ranks)
         self._squares: list[Tensor] = []
         self._total: Tensor | None = None
 
@@ -108,6 +126,14 @@ class GradientStatistics:
         # Only for the next step: attributes that stay would scale, or skip, every later step.
         hook = optimizer.register_step_post_hook(forget)
         return norm
+
+    def _shards(self, module: nn.Module, no_sync: Callable[[], Any]) -> Iterator[int]:
+        if self._logical is None:
+            raise ValueError(
+                f"fastcoll.{type(self).__name__}: expected logical_ranks for shards(), got none. Create it with "
+                "logical_ranks, such as 8."
+            )
+        return self._logical.shards(module.parameters, no_sync, self._blocks)
 
     def _forget(self) -> None:
         """Drops the values of the previous backward pass."""

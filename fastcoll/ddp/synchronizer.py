@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from fastcoll.ddp.bucket import Bucket, cut
+from fastcoll.ddp.logical import reduce_shards
 from fastcoll.ddp.overlap import can_overlap, makes_shared
 from fastcoll.ddp.reduction import Settings, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
@@ -75,6 +76,8 @@ class GradientSynchronizer(GradientStatistics):
             on any rank stays without. If this is false and the loss of a rank reaches no parameter, the other ranks
             time out. The error then names this rank.
         broadcast_buffers: Whether buffers get the values of rank 0 before each forward pass in training mode.
+        logical_ranks: Shards of a batch, for ``shards``. The result then does not depend on the number of ranks
+            either. None: each rank makes one pass, and the ranks' gradients are summed.
 
     Raises:
         RuntimeError: The parameters of the ranks differ in shape, dtype or ``requires_grad``. A later pass raises it
@@ -96,8 +99,14 @@ class GradientSynchronizer(GradientStatistics):
         overlap: bool | None = None,
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
+        logical_ranks: int | None = None,
     ) -> None:
-        super().__init__(process_group, gradient_norm)
+        super().__init__(process_group, gradient_norm, wire_dtype, logical_ranks)
+        if logical_ranks is not None and find_unused_parameters:
+            raise ValueError(
+                "fastcoll.GradientSynchronizer: expected every parameter to get a gradient with logical_ranks, got "
+                "find_unused_parameters=True. Freeze the parameters that no loss depends on."
+            )
         if not 0 < bucket_cap_mb < float("inf"):
             raise ValueError(
                 f"fastcoll.GradientSynchronizer: expected bucket_cap_mb above 0, got {bucket_cap_mb}"
@@ -161,6 +170,10 @@ class GradientSynchronizer(GradientStatistics):
             yield
         finally:
             self._enabled = enabled
+
+    def shards(self) -> Iterator[int]:
+        """Yields this rank's shards of a batch, as ``FusedAllreduceState.shards`` does."""
+        return self._shards(self.module, self.no_sync)
 
     def remove(self) -> None:
         """Removes all hooks from the module, which is then as before."""
@@ -272,13 +285,18 @@ class GradientSynchronizer(GradientStatistics):
             here = torch.accelerator.current_stream(stream.device)
             if stream != here:
                 here.wait_stream(stream)
-        # A gradient in memory order is contiguous. The order is rank 0's, so no rank must have it.
-        grads = [
-            grad if (order := self._orders.get(parameter)) is None else grad.permute(order)
-            for parameter in bucket.parameters
-            for grad in [self._gradient_of(parameter)]
-        ]
-        bucket.reduction = reduce_bucket(grads, self.settings, async_op)
+        grads = {parameter: self._gradient_of(parameter) for parameter in bucket.parameters}
+        if self._logical is not None:
+            bucket.reduction = reduce_shards(
+                grads, self.settings, self._logical, self._blocks, async_op
+            )
+        else:
+            # A gradient in memory order is contiguous. The order is rank 0's, so no rank must have it.
+            arranged = [
+                grad if (order := self._orders.get(parameter)) is None else grad.permute(order)
+                for parameter, grad in grads.items()
+            ]
+            bucket.reduction = reduce_bucket(arranged, self.settings, async_op)
         if bucket.reduction.square is not None:
             self._squares.append(bucket.reduction.square)
 

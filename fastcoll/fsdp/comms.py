@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from fastcoll._group_backend import all_gather_flat, cpu_backend
+from fastcoll.ddp.logical import Blocks, LogicalRanks, divide, local
 from fastcoll.fsdp.staging import Staging
 
 __all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter", "apply"]
@@ -68,6 +71,8 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         wire_dtype: bfloat16 or float16: the dtype in which float32 gradients travel. Others travel in their own
             dtype. None: all gradients do.
         staging: The pool of buffers. None: a new one.
+        logical: Logical ranks, and the pass under way. With them, one object serves one FSDP2 module. Gradients of all
+            but the last pass are kept, and their shards are -0.0, to which FSDP2 adds the last one's.
 
     Raises:
         ValueError: The wire dtype is unknown.
@@ -77,6 +82,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         self,
         wire_dtype: torch.dtype | None = None,
         staging: Staging | None = None,
+        logical: LogicalRanks | None = None,
     ) -> None:
         super().__init__(staging)
         if wire_dtype is not None and wire_dtype not in SHARD_WIRES:
@@ -85,6 +91,8 @@ class FusedReduceScatter(_Staged, ReduceScatter):
                 f"fastcoll.fsdp: expected a wire_dtype of {known} or None, got {wire_dtype}"
             )
         self._wire = wire_dtype
+        self._logical = logical
+        self._blocks = Blocks()
 
     def __call__(  # type: ignore[no-untyped-def]
         self,
@@ -98,7 +106,12 @@ class FusedReduceScatter(_Staged, ReduceScatter):
 
         Raises:
             ValueError: On a device with a wire dtype, the operation is not SUM or AVG, or the call is asynchronous.
+                With logical ranks, it is not AVG, or asynchronous.
+            RuntimeError: With logical ranks, the pass is not one of ``shards``.
         """
+        if self._logical is not None:
+            self._of_shards(output_tensor, input_tensor, group, op, async_op, self._logical)
+            return None
         wire = self._wire if input_tensor.dtype == torch.float32 else None
         backend = cpu_backend(group, input_tensor.device)
         if backend is not None:
@@ -110,6 +123,39 @@ class FusedReduceScatter(_Staged, ReduceScatter):
             self._by_all_to_all(output_tensor, input_tensor, group, op, wire, async_op)
             return None
         return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+    @torch.no_grad()
+    def _of_shards(  # type: ignore[no-untyped-def]
+        self,
+        output: Tensor,
+        message: Tensor,
+        group: dist.ProcessGroup,
+        op,
+        async_op: bool,
+        ranks: LogicalRanks,
+    ) -> None:
+        if async_op or op != dist.ReduceOp.AVG:
+            raise ValueError(
+                f"fastcoll.fsdp: expected a synchronous AVG with logical_ranks, got op {op}, async_op={async_op}. "
+                "Leave out set_gradient_divide_factor."
+            )
+        shard = ranks.shard
+        if not ranks.is_last:
+            if ranks.counts:
+                self._blocks.add(shard, ranks.count, {None: message.clone()})
+            output.fill_(-0.0)
+            return
+        ranks.require_order(message.device)
+        sums = {
+            block: part
+            for block, (part,) in self._blocks.joined(shard, ranks.count, {None: message}).items()
+        }
+        self._blocks.clear()
+        if ranks.whole:
+            _reduce_scatter(output, *sums.values(), op=dist.ReduceOp.SUM, group=group)
+        else:
+            output.copy_(ranks.share_of_sum(sums))
+        divide([output], ranks.count)
 
     def _by_all_to_all(  # type: ignore[no-untyped-def]
         self,
@@ -134,7 +180,38 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         add(parts, 0, dtype=torch.float32, out=output.view(-1))
 
 
-def apply(module: nn.Module, *, wire_dtype: torch.dtype | None = None) -> None:
+class LogicalShards:
+    """The passes over the shards of a batch, for a module with ``logical_ranks``; ``apply`` makes it."""
+
+    def __init__(self, module: nn.Module, ranks: LogicalRanks) -> None:
+        self._module, self._ranks = module, ranks
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the shard of each backward pass of this rank, as ``fastcoll.ddp.GradientSynchronizer.shards``.
+
+        All ranks make as many passes. A rank with fewer shards makes its first pass several times, and only the last
+        of these counts.
+
+        Raises:
+            RuntimeError: A gradient is there before the first pass.
+        """
+        ranks, blocks = self._ranks, Blocks()
+        if ranks.count > len(ranks.mine):
+            ranks.require_no_gradients(self._module.parameters())
+            yield from ranks.passes(idle=True)
+            return
+        # FSDP2 has no collective on one rank. So gradients are summed where it leaves them.
+        yield from ranks.shards(self._module.parameters, contextlib.nullcontext, blocks)
+        last = {p: local(p.grad) for p in self._module.parameters() if p.grad is not None}
+        (sums,) = blocks.joined(ranks.mine[-1], ranks.count, last).values()
+        divide(sums, ranks.count)
+        with torch.no_grad():
+            torch._foreach_copy_(list(last.values()), sums)
+
+
+def apply(
+    module: nn.Module, *, wire_dtype: torch.dtype | None = None, logical_ranks: int | None = None
+) -> LogicalShards | None:
     """Sets fastcoll's collectives in all FSDP2 modules of a module, itself included.
 
     Clip with ``torch.nn.utils.clip_grad_norm_``, which reads the shards of this rank only.
@@ -142,9 +219,15 @@ def apply(module: nn.Module, *, wire_dtype: torch.dtype | None = None) -> None:
     Args:
         module: A module sharded by ``torch.distributed.fsdp.fully_shard``.
         wire_dtype: As for ``FusedReduceScatter``. Pass ``reduce_dtype=torch.float32`` to FSDP2 with it.
+        logical_ranks: Shards of a batch. The result then does not depend on the number of ranks either.
+
+    Returns:
+        With ``logical_ranks``, what to iterate over in each step: ``for shard in shards: loss(shard).backward()``.
 
     Raises:
-        ValueError: The module has no FSDP2 module, or the wire dtype is unknown.
+        ValueError: The module has no FSDP2 module, or the wire dtype is unknown. Or there are logical ranks and a wire
+            dtype, fewer of them than ranks, a module that is sharded over one dimension and replicated over another,
+            or gradients that are not reduced in float32.
     """
     modules = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not modules:
@@ -154,6 +237,42 @@ def apply(module: nn.Module, *, wire_dtype: torch.dtype | None = None) -> None:
         )
     staging = Staging()
     gather, scatter = FusedAllGather(staging), FusedReduceScatter(wire_dtype, staging)
+    ranks = None if logical_ranks is None else _logical(modules, wire_dtype, logical_ranks)
     for part in modules:
         part.set_custom_all_gather(gather)
+        if ranks is not None:
+            scatter = FusedReduceScatter(staging=staging, logical=ranks)
         part.set_custom_reduce_scatter(scatter)
+    return None if ranks is None else LogicalShards(module, ranks)
+
+
+def _logical(
+    modules: Sequence[FSDPModule], wire_dtype: torch.dtype | None, count: int
+) -> LogicalRanks:
+    who = "fastcoll.fsdp.apply"
+    if wire_dtype is not None:
+        raise ValueError(
+            f"{who}: expected no wire_dtype with logical_ranks, got {wire_dtype}, to which each rank's sum would be "
+            "rounded. Leave one of them out."
+        )
+    groups = set()
+    for part in modules:
+        state = part._get_fsdp_state()
+        # The name before torch 2.12 had no plural.
+        alone = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        for parameters in getattr(state, "_fsdp_param_groups", alone):
+            mesh, policy = parameters.mesh_info, parameters.mp_policy
+            dtypes = {
+                policy.reduce_dtype or policy.param_dtype or one.sharded_param.dtype
+                for one in parameters.fsdp_params
+            }
+            if isinstance(mesh, HSDPMeshInfo) or dtypes != {torch.float32}:
+                raise ValueError(
+                    f"{who}: expected modules sharded over all ranks, with gradients reduced in float32, for "
+                    f"logical_ranks, got {type(mesh).__name__} and {sorted(map(str, dtypes))}. Pass a mesh of one "
+                    "dimension, and reduce_dtype=torch.float32."
+                )
+            groups.add(mesh.shard_process_group)
+    if len(groups) != 1:
+        raise ValueError(f"{who}: expected one group for all modules, got {len(groups)}.")
+    return LogicalRanks(who, groups.pop(), count)
