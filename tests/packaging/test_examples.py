@@ -63,10 +63,10 @@ def started(name: str, *arguments: str) -> str:
     return f"import sys; sys.argv = {[name, *arguments]!r}\n{(EXAMPLES / name).read_text()}"
 
 
-def ranks(launcher: Launcher, folder: Path, name: str, *arguments: str) -> list[str]:
-    """Runs an example on 2 ranks, as torchrun does; returns the lines of all ranks."""
+def ranks(launcher: Launcher, folder: Path, name: str, *arguments: str, size: int = 2) -> list[str]:
+    """Runs an example on some ranks, as torchrun does; returns the lines of all ranks."""
     program = started(name, *arguments)
-    ended = launcher.ranks(program, 2, folder, limit=240, OMP_NUM_THREADS="1")
+    ended = launcher.ranks(program, size, folder, limit=240, OMP_NUM_THREADS="1")
     for rank in ended:
         assert rank.status == 0, rank.stderr
     return "".join(rank.stdout for rank in ended).splitlines()
@@ -124,6 +124,23 @@ def test_fsdp2(launcher: Launcher, tmp_path: Path) -> None:
 def test_faster_gradients(launcher: Launcher, tmp_path: Path) -> None:
     printed = ranks(launcher, tmp_path, "faster_gradients.py")
     assert shapes(printed) == shapes(expected("faster_gradients.py"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("same_bits_any_ranks.py", (1, 2, 3, 4, 6, 8)), ("same_bits_tensor_parallel.py", (1, 2, 4))],
+)
+def test_same_bits(launcher: Launcher, tmp_path: Path, name: str, sizes: tuple[int, ...]) -> None:
+    hashes = set()
+    for size in sizes:
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        (line,) = ranks(launcher, folder, name, size=size)
+        what, number = line.split(": ")
+        assert what == re.sub(r"\d+(?= ranks)", str(size), expected(name)[0].split(": ")[0])
+        hashes.add(number)
+    assert len(hashes) == 1
 
 
 @pytest.mark.full
