@@ -58,6 +58,10 @@ case $1 in
     measure 350 fastcoll.bench ddp resnet50 gpt2-medium --device cuda --nproc 1 \
       --profile --json "$out/ddp_cuda_1rank.jsonl" \
       --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
+    # A step in fixed order beside NCCL's. Two ranks share the GPU, which NCCL takes for two hosts: sockets move the data.
+    FASTCOLL_ORDER=fixed measure 120 torch.distributed.run --standalone --no-python --nproc-per-node 2 bash -c \
+      "LOCAL_RANK=0 NCCL_HOSTID=rank-\$RANK exec '$python' -m fastcoll.bench ddp resnet50 --device cuda \
+        --backend nccl,fastcoll,fastcoll-fused --json '$out/ddp_fixed_cuda_2ranks.jsonl'"
     ;;
   *)
     echo "tools/gpu.sh: expected tests, experiment or gradients, got $1" >&2

@@ -14,12 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_calls import all_reduce, assert_bits_of_the_cpu, inputs_of, reduces_of
+from logical_training import assert_same, by_fsdp, by_hook, by_synchronizer, reference, train
 from on_ranks import on_ranks
 from peer_memory import table_of
 from suite_rules import bound
 from torch import nn
 from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
+from training import network
 
 import fastcoll
 from fastcoll.cuda.thresholds import Thresholds, device_name
@@ -92,6 +94,15 @@ def test_sums_in_fixed_order_have_the_bits_of_the_cpu(size, mapped):
     group = forced_group("two_shot" if mapped else "nccl", pg_options=options)
     for async_op in (False, True):
         assert_bits_of_the_cpu(group, DEVICE, async_op, sums_only=mapped)
+
+
+@pytest.mark.parametrize("make", [by_hook, by_synchronizer, by_fsdp])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@on_ranks(world="gpu_peer_world")
+def test_logical_ranks_give_the_bits_of_one_process(size, make):
+    group = forced_group("nccl", pg_options=fastcoll.Options(order="fixed"))
+    model, shards, _ = make(network(torch.float).to(DEVICE), group, 8)
+    assert_same(train(model, shards), reference(8, device=DEVICE)[0])
 
 
 SIZES = (5, 300, 9001, 1, 16, 70_000)
