@@ -31,6 +31,7 @@ from fastcoll._launch import join
 from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
 from fastcoll.bench import report
 from fastcoll.bench.conditions import command_line, describe_run, last_level_cache
+from fastcoll.bench.fold import FoldPeer
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.peer import Peer
@@ -39,7 +40,13 @@ from fastcoll.bench.vllm import VllmPeer
 
 __all__ = ["ADAPTERS", "Candidate", "Run", "describe_gpus", "open_run"]
 
-ADAPTERS: Mapping[str, type[Peer]] = {"mpi": MpiPeer, "vllm": VllmPeer}
+ADAPTERS: Mapping[str, type[Peer]] = {
+    "fastcoll-fold": FoldPeer,
+    "gloo-fold": FoldPeer,
+    "mpi": MpiPeer,
+    "nccl-fold": FoldPeer,
+    "vllm": VllmPeer,
+}
 """Backends that need a class of their own, by the word of the command line."""
 
 _Result = TypeVar("_Result")

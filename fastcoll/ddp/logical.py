@@ -78,7 +78,7 @@ class Blocks:
         self._all = []
 
     @torch.no_grad()
-    def add(self, shard: int, shards: int, gradients: Mapping[object, Tensor]) -> None:
+    def add(self, shard: int, shards: int, gradients: Mapping[Any, Tensor]) -> None:
         """Adds a shard's gradients, by any keys; takes over those that are in the accumulate dtype."""
         block, sums = (shard, shard + 1), {key: wide(one) for key, one in gradients.items()}
         while self._all and _is_subtree(self._all[-1][0], block, shards):
@@ -94,7 +94,7 @@ class Blocks:
 
     @torch.no_grad()
     def joined(
-        self, shard: int, shards: int, gradients: Mapping[object, Tensor]
+        self, shard: int, shards: int, gradients: Mapping[Any, Tensor]
     ) -> dict[Block, list[Tensor]]:
         """Returns the sums of these keys, with the gradients of the run's last shard, which stay as they are.
 
@@ -298,7 +298,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def reduce_shards(
-    gradients: Mapping[object, Tensor],
+    gradients: Mapping[Any, Tensor],
     settings: Settings,
     ranks: LogicalRanks,
     blocks: Blocks,
@@ -333,7 +333,7 @@ def reduce_shards(
     whole = share.new_empty(share.numel() * dist.get_world_size(group))
     all_gather_flat(whole, share, group=group)
     sizes = [_elements(one) for one in results]
-    _copy(whole[: sum(sizes)].split(sizes), results)
+    _copy(torch.split(whole[: sum(sizes)], sizes), results)
     return BucketReduction(None, None, square if settings.gradient_norm else None)
 
 

@@ -268,9 +268,9 @@ def _logical(
             }
             if isinstance(mesh, HSDPMeshInfo) or dtypes != {torch.float32}:
                 raise ValueError(
-                    f"{who}: expected modules sharded over all ranks, with gradients reduced in float32, for "
-                    f"logical_ranks, got {type(mesh).__name__} and {sorted(map(str, dtypes))}. Pass a mesh of one "
-                    "dimension, and reduce_dtype=torch.float32."
+                    f"{who}: expected modules that logical_ranks serve, of a mesh with one dimension and with float32 "
+                    f"sums, got {type(mesh).__name__} and {sorted(map(str, dtypes))}. Shard over all ranks, and pass "
+                    "reduce_dtype=torch.float32."
                 )
             groups.add(mesh.shard_process_group)
     if len(groups) != 1:
