@@ -53,7 +53,7 @@ def addressed(address, TYPE: tl.constexpr, DIVISOR: tl.constexpr = 1):
 @triton.constexpr_function
 def accumulate_dtype(TYPE):
     """Returns the dtype in which elements of TYPE are added."""
-    return tl.float64 if TYPE == tl.float64 else tl.float32
+    return tl.float64 if tl.float64 == TYPE else tl.float32
 
 
 @triton.jit
