@@ -4,6 +4,7 @@ hook.py           FusedAllreduceState, fused_allreduce_hook: for DistributedData
 synchronizer.py   GradientSynchronizer: reduces the gradients where they are, in place of DistributedDataParallel
 statistics.py     the norm of the reduced gradients, and clipping
 reduction.py      the all-reduce of one bucket
+logical.py        sums over shards: the same bits on any number of ranks
 """
 
 from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook

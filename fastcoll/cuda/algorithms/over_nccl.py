@@ -13,8 +13,8 @@ all_to_all: one rounding over NCCL, by an all-to-all, a fused sum in float32 and
     casts.
     Chosen for narrower wires if ranks do not map each other's memory, and for sums in fixed order. A reduce-scatter is
     its first half: bytes (n - 1) W / n, 1 kernel and 1 NCCL call. A reduce sends the shares' sums to the root: (n - 1)
-    W / n more, and a third NCCL call. The error is one rounding for any number of ranks. The bits are those of
-    one_shot and two_shot.
+    W / n more, and a third NCCL call. PREMUL_SUM first gathers the ranks' factors. The error is one rounding for any
+    number of ranks. The bits are those of one_shot and two_shot.
 """
 
 from __future__ import annotations
