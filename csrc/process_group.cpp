@@ -180,7 +180,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::merge(
   if (lastMerge_ == store) return lastMergeGroup_->lock();
   auto options = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (options == nullptr) {
-    throwAsTorch(Error(ErrorKind::Type, site("merge_remote_group").prefix(),
+    throwAsTorch(Error(ErrorKind::Type, site("merge_remote_group").errorSite(),
                        "expected options of fastcoll, got ",
                        opts == nullptr ? "None" : opts->backend, "'s: leave them out"));
   }

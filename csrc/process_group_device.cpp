@@ -47,7 +47,7 @@ std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::device() const {
 
 DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   if (forkGeneration_ != forkGeneration()) {  // before any lock: a fork may inherit a held one
-    throw Error(ErrorKind::Backend, site("init").prefix() + kForked);
+    throw Error(ErrorKind::Backend, site("init").errorSite(), kForked);
   }
   const std::lock_guard<std::mutex> making(deviceMaking_);
   {
@@ -77,7 +77,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
 /// Called under the lock.
 void ProcessGroupFastcoll::throwIfOver() const {
   if (over_.empty()) return;
-  throw Error(ErrorKind::Backend, site("init").prefix(), over_, kInitAgain);
+  throw Error(ErrorKind::Backend, site("init").errorSite(), over_, kInitAgain);
 }
 
 WeakRegistry<DeviceEngine>& ProcessGroupFastcoll::deviceRegistry() {
@@ -197,7 +197,7 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
   const c10::Device device = calls[0].callers.device();
   for (const DeviceCall& call : calls) {
     if (call.callers.device() != device) {
-      throw Error(ErrorKind::Value, site("batch").prefix(),
+      throw Error(ErrorKind::Value, site("batch").errorSite(),
                   "expected tensors of one device in a batch, got ", device, " and ",
                   call.callers.device(), ". Make a batch for each.");
     }
@@ -236,7 +236,7 @@ std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOpti
   }
   const auto engine = this->device();
   if (engine == nullptr) return nullptr;
-  return engine->reached(*device, timeoutOr(opts.timeout), site("barrier").prefix());
+  return engine->reached(*device, timeoutOr(opts.timeout), site("barrier").errorSite());
 }
 
 }  // namespace fastcoll

@@ -1,5 +1,6 @@
-// One exception type for every layer below torch's types. csrc/torch/error.hpp translates its kind
-// into the Python exception class that torch users catch.
+// One exception type for every layer below torch's types: a kind, the call that it is of (its
+// site), and a cause. csrc/torch/error.hpp translates the kind into the class that torch users
+// catch.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,12 @@ struct Fault {
   std::int64_t publishedAt = 0;  // in the store: milliseconds since 1970, by its writer's clock
 };
 
+/// The call that an error is of, as the head of its text: "fastcoll.all_reduce [group 'g', rank
+/// 3/8, seq 17]: ". Empty: the error is of no call yet.
+struct ErrorSite {
+  std::string head;
+};
+
 /// Appends a part of a text: strings and characters as they are, integers in decimal, anything else
 /// by its operator<<. A stream is used only for the last, because streams take most of a file's
 /// compile time.
@@ -35,6 +42,8 @@ template <typename Part>
 void appendTo(std::string& text, const Part& part) {
   if constexpr (std::is_same_v<Part, char>) {
     text += part;
+  } else if constexpr (std::is_same_v<Part, ErrorSite>) {
+    text += part.head;
   } else if constexpr (std::is_convertible_v<const Part&, std::string_view>) {
     text += std::string_view(part);
   } else if constexpr (std::is_integral_v<Part>) {
@@ -54,33 +63,33 @@ std::string concat(const Parts&... parts) {
   return text;
 }
 
-/// The parts are joined into its text.
+/// The parts are joined into its cause.
 class Error : public std::runtime_error {
  public:
   template <typename... Parts>
-  explicit Error(ErrorKind kind, const Parts&... parts)
-      : std::runtime_error(concat(parts...)), kind_(kind) {}
+  explicit Error(ErrorKind kind, const Parts&... parts) : Error(kind, ErrorSite{}, parts...) {}
+  template <typename... Parts>
+  Error(ErrorKind kind, const ErrorSite& site, const Parts&... parts)
+      : std::runtime_error(concat(site, parts...)), kind_(kind), causeAt_(site.head.size()) {}
   ErrorKind kind() const { return kind_; }
+  bool hasSite() const { return causeAt_ != 0; }
+  ErrorSite site() const { return {std::string(what(), causeAt_)}; }
+  /// The text without the site, for ranks that run another call.
+  const char* cause() const { return what() + causeAt_; }
 
  private:
   ErrorKind kind_;
+  std::size_t causeAt_;
 };
 
-/// The head of a group's error: "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: ". A call
-/// without a sequence number has no seq. Group: any type with a name, a rank and a size.
+/// The site of a call of a group. A call without a sequence number has no seq. Group: any type with
+/// a name, a rank and a size.
 template <typename Group>
-std::string errorHead(const char* call, const Group& group,
-                      std::optional<std::uint64_t> seq = std::nullopt) {
+ErrorSite errorSite(const char* call, const Group& group,
+                    std::optional<std::uint64_t> seq = std::nullopt) {
   const std::string number = seq ? concat(", seq ", *seq) : "";
-  return concat("fastcoll.", call, " [group '", group.name, "', rank ", group.rank, "/", group.size,
-                number, "]: ");
-}
-
-/// An error's text without that head, for ranks that run another call.
-inline std::string causeOf(const Error& error) {
-  const std::string text = error.what();
-  const auto end = text.find("]: ");
-  return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
+  return {concat("fastcoll.", call, " [group '", group.name, "', rank ", group.rank, "/",
+                 group.size, number, "]: ")};
 }
 
 // Remedies that several layers share: the end of an error's text.

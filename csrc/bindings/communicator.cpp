@@ -60,7 +60,7 @@ struct Member {
     Group found = weak.lock();
     if (found == nullptr) {
       throwAsTorch(
-          Error(ErrorKind::Backend, errorHead(call, *this), "the group was destroyed", kInitAgain));
+          Error(ErrorKind::Backend, errorSite(call, *this), "the group was destroyed", kInitAgain));
     }
     return found;
   }

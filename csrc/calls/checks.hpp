@@ -15,7 +15,7 @@ auto named(const CallSite& site, Body body) -> decltype(body()) {
   try {
     return body();
   } catch (const Error& error) {
-    throw Error(error.kind(), site.prefix() + error.what());
+    throw Error(error.kind(), site.errorSite(), error.what());
   }
 }
 
@@ -56,7 +56,7 @@ inline std::vector<at::Tensor>& onePerRank(const CallSite& site,
 
 inline void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type()) {
-    throw Error(ErrorKind::Type, site.prefix(), "expected input and output of one dtype, got ",
+    throw Error(ErrorKind::Type, site.errorSite(), "expected input and output of one dtype, got ",
                 dtypeName(dtypeOf(a.scalar_type())), " and ", dtypeName(dtypeOf(b.scalar_type())));
   }
 }
@@ -68,7 +68,7 @@ inline void oneType(const CallSite& site, const std::vector<at::Tensor>& tensors
   }
   for (std::size_t i = 1; i < tensors.size(); ++i) {
     if (tensors[i].scalar_type() == tensors[0].scalar_type()) continue;
-    throw Error(ErrorKind::Type, site.prefix(), "expected tensors of one dtype, got ",
+    throw Error(ErrorKind::Type, site.errorSite(), "expected tensors of one dtype, got ",
                 dtypeName(dtypeOf(tensors[0].scalar_type())), " at 0 and ",
                 dtypeName(dtypeOf(tensors[i].scalar_type())), " at ", i,
                 ". Make a call for each dtype, or use fastcoll.all_reduce_coalesced.");

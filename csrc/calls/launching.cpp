@@ -38,7 +38,7 @@ bool ProcessGroupFastcoll::canRun(const Prepared& prepared) const {
       }
       const bool sends = !prepared.messages.empty();
       const TensorTask& task = sends ? *prepared.messages[0].op->task : *prepared.task;
-      throw Error(ErrorKind::Value, task.site.prefix(),
+      throw Error(ErrorKind::Value, task.site.errorSite(),
                   "a tensor of the plan has left its memory (it was resized or set). Make "
                   "the plan anew.");
     }

@@ -40,7 +40,7 @@ void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
     // The library reads it on the device, so the host need not wait for it.
     const DType type = partOf(request.dtype);
     if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
-      throw Error(ErrorKind::Type, task.site.prefix(), "expected a factor of one element of ",
+      throw Error(ErrorKind::Type, task.site.errorSite(), "expected a factor of one element of ",
                   dtypeName(type), ", got ", factor.numel(), " of ",
                   dtypeName(dtypeOf(factor.scalar_type())));
     }
@@ -69,7 +69,7 @@ Message setWire(const TensorTask& task, Request& request, DType dtype, const Fus
   request.dtype = fusion.wire ? dtypeOf(*fusion.wire) : dtype;
   if (request.dtype == dtype) return {};
   if (dtype != DType::Float32) {
-    throw Error(ErrorKind::Type, task.site.prefix(), "expected float32 tensors to travel as ",
+    throw Error(ErrorKind::Type, task.site.errorSite(), "expected float32 tensors to travel as ",
                 dtypeName(request.dtype), ", got ", dtypeName(dtype),
                 ". Leave the wire dtype out, or cast the tensors.");
   }

@@ -45,7 +45,7 @@ class SparseTask : public TensorTask {
       const auto* theirs = headers.data_ptr<int64_t>() + peer * header.numel();
       for (int64_t i = 1; i < header.numel(); ++i) {
         if (theirs[i] != fields[i]) {
-          throw Error(ErrorKind::Backend, site.prefix(),
+          throw Error(ErrorKind::Backend, site.errorSite(),
                       "Detected mismatch: the sparse tensor of rank ", peer,
                       " has other dimensions than that of rank ", site.rank,
                       ". Reduce tensors of one shape.");

@@ -119,13 +119,13 @@ std::unique_lock<std::mutex> CpuEngine::enter(const char* call, std::uint64_t se
   if (!forked) lock.unlock();
   beforeWait();
   if (!destroyed) config_.failing();  // another rank's fault may be seen here first
-  const std::string head = errorHead(call, config_, seq);
-  if (forked) throw Error(ErrorKind::Backend, head + kForked);
+  const ErrorSite site = errorSite(call, config_, seq);
+  if (forked) throw Error(ErrorKind::Backend, site, kForked);
   if (destroyed) {
-    throw Error(ErrorKind::Backend, head, "the group was destroyed", kInitAgain);
+    throw Error(ErrorKind::Backend, site, "the group was destroyed", kInitAgain);
   }
-  if (aborted) memory_->throwAborted(head);
-  throw Error(fault.kind, head + "the group failed before: " + fault.text);
+  if (aborted) memory_->throwAborted(site);
+  throw Error(fault.kind, site, "the group failed before: ", fault.text);
 }
 
 // --- running collectives -----------------------------------------------------------------------
@@ -146,7 +146,7 @@ void CpuEngine::run(Request& request) {
       beforeWait();
       request.deadline = deadlineAfter(Clock::now(), request.timeout);
       runMultiHost(multiHost_, request,
-                   errorHead(collectiveName(request.collective), config_, request.seq));
+                   errorSite(collectiveName(request.collective), config_, request.seq));
   }
   if (stream_ != nullptr) stream_->completed(request.seq);
 }

@@ -139,7 +139,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
   Fault tellPeers(const Fault& fault) noexcept;
-  void checkPeers(const std::string& prefix) const;
+  void checkPeers(const ErrorSite& site) const;
 
   const EngineConfig config_;
   std::atomic<int> spinMicros_{0};  // while waiting for other ranks; decided with the transport

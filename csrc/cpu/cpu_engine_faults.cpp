@@ -26,9 +26,9 @@ Fault CpuEngine::tellPeers(const Fault& fault) noexcept {
   }
 }
 
-void CpuEngine::checkPeers(const std::string& prefix) const {
+void CpuEngine::checkPeers(const ErrorSite& site) const {
   if (const auto fault = errors_.check({rendezvous_->faultKeys()[0]}, Milliseconds(0))) {
-    throw Error(fault->kind, prefix + fault->text);
+    throw Error(fault->kind, site, fault->text);
   }
 }
 
@@ -68,7 +68,7 @@ Fault CpuEngine::explain(int peer, const std::string& text) const noexcept {
 
 /// Fails the group with this rank's fault. Throws that fault, or the one that came first.
 void CpuEngine::failHere(const Request& request, const Error& error) {
-  Fault fault{error.kind(), causeOf(error)};
+  Fault fault{error.kind(), error.cause()};
   const std::string own = fault.text;
   if (isUnexplained(error)) fault = explain(-1, own);
   abort(fault.kind, fault.text);
@@ -81,8 +81,8 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
   // The late rank's own error is more precise than the others' error.
   const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
   if (late || fault.text == own) throw error;
-  throw Error(fault.kind,
-              errorHead(collectiveName(request.collective), config_, request.seq) + fault.text);
+  throw Error(fault.kind, errorSite(collectiveName(request.collective), config_, request.seq),
+              fault.text);
 }
 
 /// Called after a collective and its group have failed, before the caller gets the error.

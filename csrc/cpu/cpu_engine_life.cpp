@@ -52,8 +52,8 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   multiHost_.ringBytes = kMultiHostRing * config_.settings.ringBytes;
   multiHost_.tuning = config_.tuning;
   multiHost_.memory = memory_.get();
-  multiHost_.checkPeers = [this](const std::string& site) { checkPeers(site); };
-  multiHost_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeOf(error)}); };
+  multiHost_.checkPeers = [this](const ErrorSite& site) { checkPeers(site); };
+  multiHost_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), error.cause()}); };
   multiHost_.connections = [this]() -> PointToPoint& { return madePointToPoint(); };
   const Hosts& hosts = multiHost_.hosts;
   if (hosts.local().size() > 1) {
@@ -63,18 +63,18 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
     multiHost_.stream = stream_.get();
   }
   if (hosts.leads()) {
-    const std::string head =
-        concat(errorHead("init", config_, 0), memory_->memberName(config_.rank), ": ");
+    const ErrorSite site = errorSite("init", config_, 0);
+    const std::string own = memory_->memberName(config_.rank) + ": ";
     try {
       multiHost_.links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout,
                                                  kGrace, multiHost_.checkPeers);
     } catch (const CannotConnect& error) {
-      throw Error(error.kind(), head + error.what());
+      throw Error(error.kind(), site, own, error.what());
     } catch (const Error& error) {
-      const std::string text = error.what();
-      const std::string line = text.substr(0, text.find('\n'));
-      const bool named = line.rfind("fastcoll.", 0) == 0;  // it names the call and the rank
-      throw ConnectionLost(error.kind(), named ? line : head + line);
+      const std::string cause = error.cause();
+      const std::string line = cause.substr(0, cause.find('\n'));
+      if (error.hasSite()) throw ConnectionLost(error.kind(), error.site(), line);
+      throw ConnectionLost(error.kind(), site, own, line);
     }
   }
   if (hosts.local().size() > 1) watchHost();

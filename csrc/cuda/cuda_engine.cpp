@@ -79,7 +79,7 @@ bool CudaEngine::forked() const {
 
 void CudaEngine::throwIfUnusable(const char* call) const {
   if (forked()) {  // before any lock: a fork may inherit a held one
-    throw Error(ErrorKind::Backend, concat(errorHead(call, config_), kForked));
+    throw Error(ErrorKind::Backend, concat(errorSite(call, config_), kForked));
   }
   watchdog_->throwIfUnusable(call);
 }
@@ -128,7 +128,7 @@ void CudaEngine::prepare(c10::Device device, int pair, bool captured, const char
     library_->prepare(device, pair, captured);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::Value) abort(error.kind(), error.what());
-    throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
+    throw Error(error.kind(), watchdog_->site(call, sequence() + 1), error.what());
   } catch (...) {
     abort(ErrorKind::Backend, concat("a call was interrupted before it began", kFindInterrupt));
     throw;
@@ -233,7 +233,7 @@ Launched CudaEngine::put(std::vector<DeviceCall> calls, const InFlightRef& fligh
       if (auto fault = flight->fault())
         std::rethrow_exception(fault);  // has more detail if it came first
     }
-    throw Error(error.kind(), watchdog_->prefix(flight->call, flight->seq) + error.what());
+    throw Error(error.kind(), watchdog_->site(flight->call, flight->seq), error.what());
   } catch (const c10::Error& error) {
     abort(ErrorKind::Backend,
           concat(flight->describe(), " failed: ", error.what_without_backtrace()));
@@ -279,23 +279,23 @@ void CudaEngine::issue(const std::vector<DeviceCall>& calls,
 }
 
 std::function<void()> CudaEngine::reached(c10::Device device, Milliseconds timeout,
-                                          std::string prefix) {
+                                          ErrorSite site) {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (isCaptured(stream)) {
-    throw Error(ErrorKind::Value, prefix,
+    throw Error(ErrorKind::Value, site,
                 "a barrier waits on the host and cannot be captured into a graph. Call it before "
                 "or after the capture.");
   }
   auto end = std::make_shared<c10::Event>(device.type());
   end->record(stream);
-  return [end, timeout, prefix = std::move(prefix), self = shared_from_this()] {
+  return [end, timeout, site = std::move(site), self = shared_from_this()] {
     const auto ended = [&] {
       self->throwIfUnusable("barrier");
       const RelaxedCapture relaxed;
       return end->query();
     };
     if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
-      throw Error(ErrorKind::Timeout, prefix, "timed out after ", timeout.count(),
+      throw Error(ErrorKind::Timeout, site, "timed out after ", timeout.count(),
                   " ms waiting for the work that this rank's stream was given before the barrier",
                   kFindDelay);
     }

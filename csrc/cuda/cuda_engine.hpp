@@ -45,8 +45,7 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   }
   c10::intrusive_ptr<c10d::Work> launch(std::vector<DeviceCall> calls,
                                         std::optional<WorkDraft> draft) override;
-  std::function<void()> reached(c10::Device device, Milliseconds timeout,
-                                std::string prefix) override;
+  std::function<void()> reached(c10::Device device, Milliseconds timeout, ErrorSite site) override;
   void abort(ErrorKind kind, const std::string& cause) noexcept override;
   void shutdown(Milliseconds grace) override;
   void setTimeout(Milliseconds timeout) override { library_->setTimeout(timeout); }

@@ -36,18 +36,18 @@ Watchdog::Watchdog(WatchdogConfig config, std::unique_ptr<KeyValueStore> store,
                                        std::move(bell), communicators_)),
       onFault_(std::move(onFault)) {}
 
-std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
-  return errorHead(call, config_, seq);
+ErrorSite Watchdog::site(const char* call, std::uint64_t seq) const {
+  return errorSite(call, config_, seq);
 }
 
 void Watchdog::throwIfUnusableLocked(const char* call) const {
   if (phase_ != Phase::Healthy) {
     reported_->store(true, std::memory_order_relaxed);
-    throw Error(kind_, prefix(call, sequence_ + 1) + "the group failed before: " + cause_);
+    throw Error(kind_, site(call, sequence_ + 1), "the group failed before: ", cause_);
   }
   if (closing_) {
-    throw Error(ErrorKind::Backend,
-                concat(prefix(call, sequence_ + 1), "the group was destroyed", kInitAgain));
+    throw Error(ErrorKind::Backend, site(call, sequence_ + 1), "the group was destroyed",
+                kInitAgain);
   }
 }
 

@@ -92,7 +92,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   void readFaults(std::uint64_t second) noexcept { news_->listen(second); }
 
   std::uint64_t sequence() const;
-  std::string prefix(const char* call, std::uint64_t seq) const;
+  ErrorSite site(const char* call, std::uint64_t seq) const;
 
  private:
   enum class Phase { Healthy, Failing, Failed };

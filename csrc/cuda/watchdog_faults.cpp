@@ -135,7 +135,7 @@ void Watchdog::completeFailure(const std::string& answers) {
     cause_ = withRemedy(kind_, cause_);
     for (const InFlightRef& flight : flights_) {
       const auto error =
-          std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_));
+          std::make_exception_ptr(Error(kind_, site(flight->call, flight->seq), cause_));
       flight->fail(error, reported_);
       traces.emplace_back(flight->traces, error);
       collect(*flight, callbacks);
@@ -159,10 +159,10 @@ void Watchdog::waitForFailure() noexcept {
 std::optional<Error> Watchdog::unreported() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (phase_ == Phase::Healthy || reported_->load(std::memory_order_relaxed)) return std::nullopt;
-  return Error(kind_, prefix("shutdown", sequence_) +
-                          "the group failed before it was destroyed, and what was computed from "
-                          "its results since is wrong: " +
-                          cause_);
+  return Error(kind_, site("shutdown", sequence_),
+               "the group failed before it was destroyed, and what was computed from "
+               "its results since is wrong: ",
+               cause_);
 }
 
 Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {

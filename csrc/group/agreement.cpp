@@ -41,7 +41,7 @@ bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
 std::string Rendezvous::reasonOf(const std::string& vote) const {
   const std::string head = kAgainst;
   if (vote.compare(0, head.size(), head) != 0) {
-    throw Error(ErrorKind::Store, prefix(),
+    throw Error(ErrorKind::Store, site(),
                 "the store holds an invalid entry of fastcoll: whether a "
                 "rank can share memory",
                 kOwnStore);
@@ -56,7 +56,7 @@ std::string Rendezvous::nameOf(const GroupRecord& record) {
 
 void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason) const {
   throw Error(
-      ErrorKind::Backend, prefix(),
+      ErrorKind::Backend, site(),
       "shared memory is required (FASTCOLL_SHARED_MEMORY or Options.shared_memory) by rank ",
       by.rank, ", but ", withoutFullStop(reason),
       ". Unset it on all ranks to let them use the network.");
@@ -85,7 +85,7 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
     require(rank, records[i]);
   }
   if (missing.empty()) return records;
-  throw Error(ErrorKind::Store, prefix(), "rank 0 timed out before rank(s) ", missing,
+  throw Error(ErrorKind::Store, site(), "rank 0 timed out before rank(s) ", missing,
               " had created the group. Read the error of rank 0.");
 }
 
@@ -203,7 +203,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   auto votes = roster_.exchange(kVotes, own, onPoll, [&] { return restart; });
   if (!votes) return {};
   if (own != kShared && (*votes)[memory_.rank()] == kShared) {
-    throw Error(ErrorKind::Store, prefix(),
+    throw Error(ErrorKind::Store, site(),
                 "the store has the entry that all ranks share memory, but ",
                 withoutFullStop(reasonOf(own)), kOwnStore);
   }

@@ -18,7 +18,7 @@ constexpr Milliseconds kSlice{20};
 void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
   const auto& id = memory_.identity();
-  const std::string where = errorHead("monitored_barrier", id);
+  const ErrorSite where = errorSite("monitored_barrier", id);
   std::unique_lock<std::timed_mutex> alone(barrierMutex_, std::defer_lock);
   while (!alone.try_lock_for(kSlice)) {
     throwIfCancelled();

@@ -57,8 +57,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   try {
     memory_.open(arenaBytes_);
   } catch (const Error& error) {
-    throw Error(error.kind(), memory_.memberName(memory_.rank()),
-                " has no shared memory for point-to-point: ", error.what());
+    throw Error(error.kind(), "it has no shared memory for point-to-point: ", error.what());
   }
   const bool bound = bind(record, Milliseconds(0));
   // Mutual: the peer must mean this instance too, not an earlier one under the same name.

@@ -57,8 +57,8 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
       barriers_(store, "fastcoll/mb", memory.rank(), memory.size(), ""),
       arenaBytes_(arenaBytes) {}
 
-std::string Rendezvous::prefix() const {
-  return errorHead("init", memory_.identity());
+ErrorSite Rendezvous::site() const {
+  return errorSite("init", memory_.identity());
 }
 
 /// Whether the process that wrote the record runs: 1 yes, 0 no, -1 it cannot be seen from here.
@@ -110,7 +110,7 @@ void Rendezvous::throwGone(const GroupRecord& record) {
       "): connection closed by peer (process died) before the group's ranks had met", kReadLog);
   // For ranks of other hosts, which cannot detect that it has ended.
   writeFault(store_, faultKey(record.nonce), {ErrorKind::Backend, cause});
-  throw GroupLost(ErrorKind::Backend, prefix() + cause);
+  throw GroupLost(ErrorKind::Backend, site(), cause);
 }
 
 /// Throws the fault that a rank has written. Ignores one of an earlier instance of the group, whose
@@ -143,8 +143,8 @@ void Rendezvous::throwIfTold(const std::string& key) {
 
 void Rendezvous::throwFault(const Fault& fault) const {
   const bool late = fault.kind == ErrorKind::Timeout && came_ > fault.publishedAt;
-  if (late) throw CameLate(fault.kind, prefix() + cameLate(fault));
-  throw GroupLost(fault.kind, prefix() + fault.text);
+  if (late) throw CameLate(fault.kind, site(), cameLate(fault));
+  throw GroupLost(fault.kind, site(), fault.text);
 }
 
 /// The error of a rank that arrives after the others have timed out. They can only name it as
@@ -197,7 +197,7 @@ void Rendezvous::publish() {
     const bool same = other.pid == own_.pid && other.processStart == own_.processStart;
     if (other.magic == kArenaMagic && other.generation == own_.generation && !same &&
         processRuns(other) == 1) {
-      throw Error(ErrorKind::Backend, prefix(), "another process (pid ", other.pid, ", host ",
+      throw Error(ErrorKind::Backend, site(), "another process (pid ", other.pid, ", host ",
                   text(other.host), ") joined as rank ", memory_.rank(),
                   " too, before this one. Give every process its own rank.");
     }
@@ -209,12 +209,12 @@ void Rendezvous::publish() {
 /// False if the record may be stale.
 bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
-    throw Error(ErrorKind::Store, prefix(), "the store holds ", value.size(), " bytes for rank ",
+    throw Error(ErrorKind::Store, site(), "the store holds ", value.size(), " bytes for rank ",
                 rank, " where a record of ", sizeof record, " was expected", kOwnStore);
   }
   std::memcpy(&record, value.data(), sizeof record);
   if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
-    throw Error(ErrorKind::Store, prefix(),
+    throw Error(ErrorKind::Store, site(),
                 "the store holds an invalid entry of fastcoll: the record of rank ", rank,
                 kOwnStore);
   }
@@ -224,27 +224,27 @@ bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) 
 /// Throws unless the record agrees with this rank's in what one group must have in common.
 void Rendezvous::require(int rank, const GroupRecord& record) const {
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
-    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " runs fastcoll ",
-                text(record.version), " (layout ", record.abi, "), this rank ", text(own_.version),
-                " (layout ", own_.abi, "). Install the same version for all ranks.");
+    throw Error(ErrorKind::Backend, site(), "rank ", rank, " runs fastcoll ", text(record.version),
+                " (layout ", record.abi, "), this rank ", text(own_.version), " (layout ", own_.abi,
+                "). Install the same version for all ranks.");
   }
   if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
-    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " (pid ", record.pid, ", host ",
+    throw Error(ErrorKind::Backend, site(), "rank ", rank, " (pid ", record.pid, ", host ",
                 text(record.host), ") reports that it is rank ", record.rank, " of ", record.size,
                 ". All ranks must be given the same world size.");
   }
   if (record.ringBytes != own_.ringBytes) {
-    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " uses a ring of ", record.ringBytes,
+    throw Error(ErrorKind::Backend, site(), "rank ", rank, " uses a ring of ", record.ringBytes,
                 " bytes, this rank of ", own_.ringBytes,
                 ". Set FASTCOLL_RING_BYTES alike on all ranks.");
   }
   if (text(record.network) != text(own_.network)) {
-    throw Error(ErrorKind::Backend, prefix(), "rank ", rank, " uses the network '",
+    throw Error(ErrorKind::Backend, site(), "rank ", rank, " uses the network '",
                 text(record.network), "', this rank '", text(own_.network),
                 "'. Set FASTCOLL_NETWORK alike on all ranks.");
   }
   if (record.tuning != own_.tuning) {
-    throw Error(ErrorKind::Backend, prefix(), "rank ", rank,
+    throw Error(ErrorKind::Backend, site(), "rank ", rank,
                 " uses another tuning table than this rank. Set FASTCOLL_TUNING alike on all "
                 "ranks, and write the table before they start.");
   }
@@ -273,13 +273,13 @@ Roster::IsCurrent Rendezvous::isCurrent() const {
 void Rendezvous::throwIfCancelled() const {
   checkInterrupt();
   if (cancelled_.load(std::memory_order_acquire)) {
-    throw GroupLost(ErrorKind::Backend, prefix(), "the group was aborted while its ranks connected",
+    throw GroupLost(ErrorKind::Backend, site(), "the group was aborted while its ranks connected",
                     kInitAgain);
   }
 }
 
 void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {
-  throw Error(ErrorKind::Timeout, prefix(), "Timed out after ", timeout.count(), " ms; ", missing,
+  throw Error(ErrorKind::Timeout, site(), "Timed out after ", timeout.count(), " ms; ", missing,
               kFindDelay);
 }
 
@@ -290,7 +290,7 @@ void Rendezvous::requireToBeAlone() {
   GroupRecord stored{};
   std::memcpy(&stored, mine.data(), sizeof stored);
   if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
-  throw GroupLost(ErrorKind::Backend, prefix(), "another process (pid ", stored.pid, ", host ",
+  throw GroupLost(ErrorKind::Backend, site(), "another process (pid ", stored.pid, ", host ",
                   text(stored.host), ") joined as rank ", memory_.rank(),
                   " too. Give every process its own rank.");
 }

@@ -125,13 +125,13 @@ class Rendezvous {
   struct CameLate : Error {
     using Error::Error;
   };
-
- private:
-  /// Thrown if the group is lost with any transport, so this rank does not vote for another one.
+  /// Thrown if the group is lost with any transport, so this rank does not vote for another one: a
+  /// rank has told its fault, or has ended.
   struct GroupLost : Error {
     using Error::Error;
   };
 
+ private:
   bool parse(int rank, const std::string& value, GroupRecord& record) const;
   void require(int rank, const GroupRecord& record) const;
   bool read(int rank, GroupRecord& record);
@@ -173,7 +173,7 @@ class Rendezvous {
   void throwIfCancelled() const;
   std::string missingOf(const std::vector<int>& peers);
   [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;
-  std::string prefix() const;
+  ErrorSite site() const;
 
   KeyValueStore& store_;
   GroupMemory& memory_;

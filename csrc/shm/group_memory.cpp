@@ -60,14 +60,14 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   const std::uint64_t offset = entry->offset.load(std::memory_order_acquire);
   const std::size_t bytes = ControlBlock::bytes(identity_.size);
   if (offset % kPage != 0 || offset > process->bytes() || bytes > process->bytes() - offset) {
-    throw Error(ErrorKind::Backend, errorHead("init", identity_), "internal error: rank ", peer,
+    throw Error(ErrorKind::Backend, errorSite("init", identity_), "internal error: rank ", peer,
                 " announces a control block outside its memory", kReportThis);
   }
   auto* block = reinterpret_cast<ControlBlock*>(process->base() + offset);
   if (block->nonce.load(std::memory_order_relaxed) != nonce ||
       block->rank != static_cast<std::uint32_t>(peer) ||
       block->size != static_cast<std::uint32_t>(identity_.size)) {
-    throw Error(ErrorKind::Backend, errorHead("init", identity_), "rank ", peer,
+    throw Error(ErrorKind::Backend, errorSite("init", identity_), "rank ", peer,
                 " created the group as rank ", block->rank, " of ", block->size,
                 ". All ranks must create the group with the same ranks.");
   }
@@ -346,9 +346,9 @@ Fault GroupMemory::recorded() const {
                                      " died while it reported a fault", kReadLog)};
 }
 
-void GroupMemory::throwAborted(const std::string& prefix) const {
+void GroupMemory::throwAborted(const ErrorSite& site) const {
   const Fault fault = recorded();
-  throw Error(fault.kind, prefix + fault.text);
+  throw Error(fault.kind, site, fault.text);
 }
 
 }  // namespace fastcoll

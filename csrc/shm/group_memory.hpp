@@ -101,8 +101,8 @@ class GroupMemory {
   bool hear(int peer) noexcept;
   /// The fault that this rank has recorded.
   Fault recorded() const;
-  /// Throws Error with `prefix` and the recorded cause.
-  [[noreturn]] void throwAborted(const std::string& prefix) const;
+  /// Throws Error with the recorded fault.
+  [[noreturn]] void throwAborted(const ErrorSite& site) const;
 
  private:
   /// An instance of the group on a peer.

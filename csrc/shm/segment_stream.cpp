@@ -65,8 +65,8 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std:
   for (int step = 1; step < size(); ++step) others_.push_back((rank_ + step) % size());
 }
 
-std::string SegmentStream::prefix() const {
-  return errorHead(collectiveName(signature_.collective), memory_.identity(), signature_.seq);
+ErrorSite SegmentStream::site() const {
+  return errorSite(collectiveName(signature_.collective), memory_.identity(), signature_.seq);
 }
 
 void SegmentStream::begin(const Signature& signature,
@@ -79,7 +79,7 @@ void SegmentStream::begin(const Signature& signature,
   timeout_ = timeout;
   large_ = false;
   std::ranges::fill(compared_, std::uint8_t{0});
-  if (memory_.aborted()) memory_.throwAborted(prefix());
+  if (memory_.aborted()) memory_.throwAborted(site());
   ControlBlock& own = memory_.own();
   own.lines[collectives_ % 2].signature = signature_;
   if (splits != nullptr) {
@@ -116,7 +116,7 @@ void SegmentStream::end() {
   next_ = reserved_;
   ++collectives_;
   // After another rank's fault, the memory just read may have been freed before the read.
-  if (memory_.aborted()) memory_.throwAborted(prefix());
+  if (memory_.aborted()) memory_.throwAborted(site());
 }
 
 std::uint8_t* SegmentStream::acquire(const Segment& segment) {
@@ -216,7 +216,7 @@ std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
 
 void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
   if (memory_.arena().withdraw(data, bytes)) return;
-  log(LogLevel::Warn, prefix(),
+  log(LogLevel::Warn, site(),
       "there is no memory to move the tensor out of shared memory after a fault. "
       "A rank that has not noticed the fault yet may still write into it.");
 }
@@ -344,14 +344,14 @@ std::string SegmentStream::lateRanks() const {
 void SegmentStream::throwStopReason() {
   if (memory_.aborted()) {
     memory_.passOn();  // the rank that recorded it here may have died before it reached all
-    memory_.throwAborted(prefix());
+    memory_.throwAborted(site());
   }
   fail(stopKind_, stopCause_);
 }
 
 void SegmentStream::fail(ErrorKind kind, const std::string& cause) {
   memory_.abort(kind, cause);
-  memory_.throwAborted(prefix());
+  memory_.throwAborted(site());
 }
 
 std::uint8_t* SegmentStream::scratch(std::size_t bytes) {

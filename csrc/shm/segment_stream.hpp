@@ -147,7 +147,7 @@ class SegmentStream : private WaitPolicy {
   std::string memberName(int peer) const { return memory_.memberName(memberOf(peer)); }
 
   /// "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: "
-  std::string prefix() const;
+  ErrorSite site() const;
 
   /// Scratch memory of this rank, for bytes that must not be in a segment that peers read.
   std::uint8_t* scratch(std::size_t bytes);

@@ -108,7 +108,7 @@ class DeviceEngine {
                                                 std::optional<WorkDraft> draft) = 0;
   /// Returns a function that waits on the host for all that the device's current stream has so far.
   virtual std::function<void()> reached(c10::Device device, Milliseconds timeout,
-                                        std::string prefix) = 0;
+                                        ErrorSite site) = 0;
   virtual void setTimeout(Milliseconds timeout) = 0;
   virtual void abort(ErrorKind kind, const std::string& cause) noexcept = 0;
   /// Waits for calls under way, at most `grace`, and aborts the rest. Idempotent. Throws, at its

@@ -35,11 +35,11 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
 at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions options) {
   return translated([&] {
     if (!options.device().is_cpu()) {
-      throw Error(ErrorKind::Value, site("allocate_tensor").prefix(), "expected device cpu, got ",
-                  options.device());
+      throw Error(ErrorKind::Value, site("allocate_tensor").errorSite(),
+                  "expected device cpu, got ", options.device());
     }
     if (size < 0) {
-      throw Error(ErrorKind::Value, site("allocate_tensor").prefix(),
+      throw Error(ErrorKind::Value, site("allocate_tensor").errorSite(),
                   "expected a size of at least 0, got ", size);
     }
     engine_->process()->start(engine_->config().settings.arenaBytes);

@@ -45,12 +45,12 @@ std::atomic<std::uint64_t>& served() {
 
 }  // namespace
 
-std::string CallSite::prefix() const {
+ErrorSite CallSite::errorSite() const {
   const struct {
     const std::string& name;
     int rank, size;
   } all{*group, rank, size};
-  return errorHead(name, all);
+  return fastcoll::errorSite(name, all);
 }
 
 DType dtypeOf(at::ScalarType type) {
@@ -104,7 +104,7 @@ void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   for (const int64_t dim : order) {
     if (tensor.size(dim) == 1) continue;
     if (tensor.stride(dim) <= reach) {
-      throw Error(ErrorKind::Value, call.prefix(),
+      throw Error(ErrorKind::Value, call.errorSite(),
                   "the elements of an output overlap each other: sizes ", tensor.sizes(),
                   ", strides ", tensor.strides(), ". Use .contiguous() or .clone().");
     }

@@ -25,13 +25,13 @@ struct CallSite {
   int size;
   const CallType* type = nullptr;  // of a collective or message
   /// "fastcoll.all_reduce [group 'g', rank 3/8]: "
-  std::string prefix() const;
+  ErrorSite errorSite() const;
 };
 
 /// Throws. Call it only after a check has failed, so other calls build no error text.
 [[noreturn]] inline void refuse(const CallSite& site, const std::string& expected,
                                 const std::string& got) {
-  throw Error(ErrorKind::Value, site.prefix(), "expected ", expected, ", got ", got);
+  throw Error(ErrorKind::Value, site.errorSite(), "expected ", expected, ", got ", got);
 }
 
 /// Whether a tensor shares memory with those of a list; being the one at `own` does not count.

@@ -31,8 +31,8 @@ auto Links::lost(int host, Call call) {
     return call();
   } catch (const ConnectionLost& error) {
     throwIfLeft(host);
-    throw ConnectionLost(error.kind(),
-                         prefix_ + brokeOff(memory_.memberName(hosts_.leader(host)), error.what()));
+    throw ConnectionLost(error.kind(), site_,
+                         brokeOff(memory_.memberName(hosts_.leader(host)), error.what()));
   }
 }
 
@@ -47,7 +47,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
   const int count = hosts.count(), here = hosts.here();
   links_.resize(count);
   for (int step = 1; step < count; ++step) others_.push_back((here + step) % count);
-  prefix_ = errorHead("init", memory.identity());
+  site_ = errorSite("init", memory.identity());
   // Connect in rounds. In each, every host has one partner, so no host waits for more than one.
   int rounds = 1;
   while (rounds < count) rounds *= 2;
@@ -59,7 +59,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
     Link& made = link(peer);
     made.connection = lost(peer, [&] {
       return network_->connect(concat(id, "/", low, "-", high), here == low, limit,
-                               [this] { checkPeers_(prefix_); });
+                               [this] { checkPeers_(site_); });
     });
     const std::size_t bytes = sizeof(Head) + room_;
     made.out.reset(new std::uint8_t[bytes]);
@@ -122,7 +122,7 @@ void Links::throwIfLeft(int host) {
 }
 
 void Links::throwLeft(int host) const {
-  throw PeerLeft(ErrorKind::Backend, prefix_, memory_.memberName(hosts_.leader(host)),
+  throw PeerLeft(ErrorKind::Backend, site_, memory_.memberName(hosts_.leader(host)),
                  " left the group (close notice sent) before ", describe(signature_), kSameCalls);
 }
 
@@ -153,15 +153,15 @@ void Links::close() noexcept {
   }
 }
 
-void Links::begin(const Request& request, std::string prefix) {
+void Links::begin(const Request& request, ErrorSite site) {
   request_ = &request;
   signature_ = request.signature();
   ++call_;
   deadline_ = *request.deadline;
   timeout_ = request.timeout;
-  prefix_ = std::move(prefix);
+  site_ = std::move(site);
   if (!others_.empty() && link(others_[0]).connection == nullptr) {
-    throw Error(ErrorKind::Backend, prefix_,
+    throw Error(ErrorKind::Backend, site_,
                 "the connections to other hosts are closed, because the group failed or was "
                 "destroyed",
                 kInitAgain);
@@ -240,9 +240,9 @@ void Links::compare(int host, const Announced& mine, const Head& head) const {
   }
   // If the roots differ, one of the two may have had nothing to send to the other. Then this frame
   // is of another collective than `mine`.
-  throw Error(ErrorKind::Backend, prefix_ + mismatch(memory_.rank(), describe(mine.signature),
-                                                     memory_.memberName(hosts_.leader(host)),
-                                                     describe(head.signature)));
+  throw Error(ErrorKind::Backend, site_,
+              mismatch(memory_.rank(), describe(mine.signature),
+                       memory_.memberName(hosts_.leader(host)), describe(head.signature)));
 }
 
 std::size_t Links::frameBytes(int host) const {
@@ -251,15 +251,15 @@ std::size_t Links::frameBytes(int host) const {
 
 const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
   if (const std::size_t there = frameBytes(host); there != bytes) {
-    throw Error(ErrorKind::Backend, prefix_, memory_.memberName(hosts_.leader(host)), " sent ",
-                there, " bytes where ", bytes, " were expected in ", describe(signature_),
+    throw Error(ErrorKind::Backend, site_, memory_.memberName(hosts_.leader(host)), " sent ", there,
+                " bytes where ", bytes, " were expected in ", describe(signature_),
                 ". All ranks must pass tensors of the same shape.");
   }
   return link(host).in[link(host).present].get() + sizeof(Head);
 }
 
 void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const {
-  throw Error(ErrorKind::Backend, prefix_ + splitMismatch(signature_, from, to, sent, expected));
+  throw Error(ErrorKind::Backend, site_, splitMismatch(signature_, from, to, sent, expected));
 }
 
 TransferRef Links::send(int host, const void* data, std::size_t bytes, StepTag step) {
@@ -307,9 +307,9 @@ void Links::check(TimePoint began) {
   checkInterrupt();
   if (memory_.aborted()) {
     memory_.passOn();
-    memory_.throwAborted(prefix_);
+    memory_.throwAborted(site_);
   }
-  checkPeers_(prefix_);
+  checkPeers_(site_);
   if (Clock::now() < began + kLook) return;
   looked_ = (looked_ + 1) % others_.size();
   lookAt(others_[looked_]);
@@ -320,8 +320,8 @@ void Links::late(int host) const {
   for (const int rank : hosts_.ranks(host)) {
     ranks += concat(ranks.empty() ? "" : ", ", memory_.memberName(rank));
   }
-  throw Error(ErrorKind::Timeout,
-              prefix_ + timedOut(signature_, timeout_, concat(kUnreachable, ranks)));
+  throw Error(ErrorKind::Timeout, site_,
+              timedOut(signature_, timeout_, concat(kUnreachable, ranks)));
 }
 
 }  // namespace fastcoll

@@ -46,7 +46,7 @@ class Links {
   static constexpr std::size_t kInlineBytes = 64 * 1024;
 
   /// Called periodically during a wait; throws if the group has failed elsewhere.
-  using CheckPeers = std::function<void(const std::string& prefix)>;
+  using CheckPeers = std::function<void(const ErrorSite& site)>;
 
   /// Connects this leader with all others, which do the same. `id` is that of the agreement.
   Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
@@ -54,8 +54,8 @@ class Links {
   /// Sends close notices, waits until data in flight has arrived, and closes.
   ~Links();
 
-  /// Starts a collective; `prefix` begins its error messages.
-  void begin(const Request& request, std::string prefix);
+  /// Starts a collective; `site`: of its errors.
+  void begin(const Request& request, ErrorSite site);
   /// The data of this host's frame to `host`: room for kInlineBytes, or for the sizes of an
   /// all-to-all.
   std::uint8_t* frame(int host);
@@ -165,7 +165,7 @@ class Links {
   Signature signature_{};
   std::uint64_t call_ = 0;
   std::size_t looked_ = 0;  // index of the other host that lookAt() checked last
-  std::string prefix_;
+  ErrorSite site_;
   TimePoint deadline_;
   Milliseconds timeout_{};
   const CheckPeers checkPeers_;

@@ -26,9 +26,8 @@ auto LongMessages::lost(int rank, Call call) const {
     return call();
   } catch (const ConnectionLost& error) {
     if (multiHost_.links != nullptr) multiHost_.links->throwIfLeft(multiHost_.hosts.hostOf(rank));
-    throw ConnectionLost(
-        error.kind(),
-        multiHost_.prefix + brokeOff(multiHost_.memory->memberName(rank), error.what()));
+    throw ConnectionLost(error.kind(), multiHost_.site,
+                         brokeOff(multiHost_.memory->memberName(rank), error.what()));
   }
 }
 
@@ -90,13 +89,12 @@ void LongMessages::checkTime(const Pending& one) {
   } else {
     checkInterrupt();
     multiHost_.stream->throwIfAborted();
-    multiHost_.checkPeers(multiHost_.prefix);  // the leader may have nothing to wait for
+    multiHost_.checkPeers(multiHost_.site);  // the leader may have nothing to wait for
   }
   if (Clock::now() < deadlineAfter(*request_.deadline, 2 * kGrace)) return;
-  throw Error(
-      ErrorKind::Timeout,
-      multiHost_.prefix + timedOut(request_.signature(), request_.timeout,
-                                   concat(kUnreachable, multiHost_.memory->memberName(one.rank))));
+  throw Error(ErrorKind::Timeout, multiHost_.site,
+              timedOut(request_.signature(), request_.timeout,
+                       concat(kUnreachable, multiHost_.memory->memberName(one.rank))));
 }
 
 }  // namespace fastcoll

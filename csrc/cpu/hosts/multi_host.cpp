@@ -20,11 +20,11 @@ void run(MultiHost& multiHost, const Request& request) {
 
 }  // namespace
 
-void runMultiHost(MultiHost& multiHost, const Request& request, std::string prefix) {
-  multiHost.prefix = std::move(prefix);
+void runMultiHost(MultiHost& multiHost, const Request& request, ErrorSite site) {
+  multiHost.site = std::move(site);
   if (multiHost.links == nullptr) return run(multiHost, request);
   try {
-    multiHost.links->begin(request, multiHost.prefix);
+    multiHost.links->begin(request, multiHost.site);
     run(multiHost, request);
   } catch (const Error& error) {
     // Write the fault first: a host that detects closed connections reads it at once.

@@ -49,9 +49,9 @@ struct MultiHost {
   TuningTable tuning;
   GroupMemory* memory = nullptr;
   std::function<PointToPoint&()> connections;  // of this rank, for long messages
-  std::string prefix;                          // begins errors of the present collective
+  ErrorSite site;                              // of the present collective
   /// Throws if a rank that shares no memory with this one has written a fault.
-  std::function<void(const std::string& prefix)> checkPeers;
+  std::function<void(const ErrorSite& site)> checkPeers;
   /// Writes a fault for the ranks that share no memory with this one.
   std::function<void(const Error&)> tellPeers;
   // Memory that the network may use during a collective and, if that fails, until connections are
@@ -65,8 +65,8 @@ struct MultiHost {
 };
 
 /// Runs the collective. After an exception, no thread uses the request's memory once the borrowed
-/// `connections` are given back. `prefix` begins error messages.
-void runMultiHost(MultiHost& multiHost, const Request& request, std::string prefix);
+/// `connections` are given back. `site`: of its errors.
+void runMultiHost(MultiHost& multiHost, const Request& request, ErrorSite site);
 
 void hierarchicalReduce(MultiHost& multiHost, const Request& request);
 void hierarchicalBroadcast(MultiHost& multiHost, const Request& request);

@@ -40,7 +40,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     const int peer = op->send ? op->peer : op->source;
     if (op->bodyUnderWay_ && peers_[peer].channel) continue;
     try {
-      memory_.throwAborted(errorHead(op->send ? "send" : "recv", memory_.identity(), op->seq));
+      memory_.throwAborted(errorSite(op->send ? "send" : "recv", memory_.identity(), op->seq));
     } catch (...) {
       finished.emplace_back(op, std::current_exception());
     }
@@ -69,13 +69,14 @@ void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& fini
   failAllLocked(finished);
 }
 
-/// Fails with an error of this rank. Other ranks raise it too, so its text names this rank.
+/// Fails with an error of this rank, or with the fault that another rank has told. Other ranks
+/// raise it too, so the text of an own one names this rank.
 void PointToPoint::failWith(const std::exception& error, Finished& finished) {
   const auto* const known = dynamic_cast<const Error*>(&error);
-  const std::string own = memory_.memberName(memory_.rank());
-  const std::string text = error.what();
-  fail(known != nullptr ? known->kind() : ErrorKind::Backend,
-       text.rfind(own, 0) == 0 ? text : concat(own, ": ", text), finished);
+  std::string cause = known != nullptr ? known->cause() : error.what();
+  const bool ofAnother = dynamic_cast<const Rendezvous::GroupLost*>(&error) != nullptr;
+  if (!ofAnother) cause = concat(memory_.memberName(memory_.rank()), ": ", cause);
+  fail(known != nullptr ? known->kind() : ErrorKind::Backend, cause, finished);
 }
 
 void PointToPoint::failWith(const std::exception_ptr& error, Finished& finished) {

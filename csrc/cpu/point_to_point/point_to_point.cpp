@@ -130,7 +130,7 @@ void PointToPoint::ring(int rank) {
 
 void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
   // After a fault elsewhere the memory that was just read may already have been reused.
-  if (!op->send && memory_.aborted()) memory_.throwAborted("");
+  if (!op->send && memory_.aborted()) memory_.throwAborted({});
   end(op, finished);
 }
 
