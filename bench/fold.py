@@ -71,12 +71,13 @@ class FoldPeer(Peer):
         first = rank * case.count if name == "reduce_scatter" else 0
         terms = buffer.view(ranks, -1)[:, first : first + case.count].unbind()
         wide = torch.float32 if dtype.itemsize == 2 else dtype
+        divisor = case.send.new_full((), ranks, dtype=wide)  # CUDA multiplies by 1 over a number
         wanted = name != "reduce" or rank == case.root
 
         def call() -> None:
             gather()
             if wanted:
                 total = fold([term.to(wide) for term in terms])
-                receive.copy_(total.div_(ranks) if op == "avg" else total)
+                receive.copy_(total.div_(divisor) if op == "avg" else total)
 
         return call

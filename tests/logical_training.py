@@ -35,11 +35,11 @@ def reference(shards, dtype=torch.float, average=True, device="cpu"):
 
 
 def train(model, shards, optimizer=None):
-    """Trains a model by the shards that `shards()` yields; returns its parameters on the CPU."""
+    """Trains a model by its shards; returns its parameters on the CPU."""
     optimizer = optimizer or sgd(model.parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
-        for shard in shards():
+        for shard in shards:
             loss_of(model, shard, step).backward()
         optimizer.step()
     return [
@@ -55,14 +55,14 @@ def by_hook(model, group, count, **options):
         model, process_group=group, bucket_cap_mb=0.001, gradient_as_bucket_view=views
     )
     ddp.register_comm_hook(state, fused_allreduce_hook)
-    return ddp, lambda: state.shards(ddp), state
+    return ddp, state.shards(ddp), state
 
 
 def by_synchronizer(model, group, count, **options):
     synchronizer = GradientSynchronizer(
         model, group, logical_ranks=count, bucket_cap_mb=0.001, **options
     )
-    return model, synchronizer.shards, synchronizer
+    return model, synchronizer.shards(), synchronizer
 
 
 def by_fsdp(model, group, count):
@@ -71,7 +71,7 @@ def by_fsdp(model, group, count):
     for layer in (*model[::2], model):
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
     shards = fastcoll.fsdp.apply(model, logical_ranks=count)
-    return model, lambda: iter(shards), None
+    return model, shards, None
 
 
 def assert_same(got, expected):

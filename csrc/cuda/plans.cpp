@@ -115,6 +115,8 @@ std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indi
     if (forced) {
       // A forced algorithm may have other kernels for such addresses.
       kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
+    }
+    if (one.op == ReduceOp::PreMulSum) {
       append(kind, one.factor);
       kind += static_cast<char>(one.factorOnDevice != 0);
     }

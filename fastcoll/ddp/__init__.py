@@ -4,7 +4,8 @@ hook.py           FusedAllreduceState, fused_allreduce_hook: for DistributedData
 synchronizer.py   GradientSynchronizer: reduces the gradients where they are, in place of DistributedDataParallel
 statistics.py     the norm of the reduced gradients, and clipping
 reduction.py      the all-reduce of one bucket
-logical.py        sums over shards: the same bits on any number of ranks
+logical.py        logical ranks: which shards and which parts of their sum belong to a rank
+shards.py         passes over the shards of a batch, with the same bits on any number of ranks
 """
 
 from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook

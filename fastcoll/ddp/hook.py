@@ -13,7 +13,6 @@ share is measured while it is reduced; on a device a separate pass reads it.
 """
 
 # No `from __future__ import annotations`: DDP reads the hook's annotations.
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -25,9 +24,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fastcoll.ddp.logical import LogicalRanks, reduce_shards
 from fastcoll.ddp.overlap import are_shared, can_overlap
 from fastcoll.ddp.reduction import Settings, reduce_bucket
+from fastcoll.ddp.shards import Blocks, Shards, reduce_shards
 from fastcoll.ddp.statistics import GradientStatistics
 
 __all__ = ["FusedAllreduceState", "fused_allreduce_hook"]
@@ -47,7 +46,8 @@ class FusedAllreduceState(GradientStatistics):
         gradient_norm: Whether to measure what ``grad_norm``, ``found_inf`` and clipping need.
         overlap: True: reduce each bucket during the backward pass. False: reduce all buckets together at its end.
             None: choose; on the CPU, False if the ranks are on one host and their threads use all its cores. Pass the
-            same value on all ranks. The results are the same. Sparse buckets are never delayed.
+            same value on all ranks. The results are the same. Sparse buckets, and those with ``logical_ranks``, are
+            never delayed.
         logical_ranks: Shards of a batch, for ``shards``. The result then does not depend on the number of ranks
             either. None: each rank makes one pass, and the ranks' gradients are summed.
 
@@ -74,19 +74,27 @@ class FusedAllreduceState(GradientStatistics):
         self._served = WeakTensorKeyDictionary()  # the module's parameters
         self._knows_all = False
 
-    def shards(self, module: DistributedDataParallel) -> Iterator[int]:
-        """Yields this rank's shards of a batch, for one backward pass each; see ``fastcoll.ddp.logical``.
-
-        Gradients must be None before. After the last pass they are the average over all shards.
+    def shards(self, module: DistributedDataParallel) -> Shards:
+        """Returns this rank's shards of a batch, for a loop with one backward pass each; see ``Shards``.
 
         Args:
             module: The DDP module.
 
         Raises:
-            ValueError: There are no ``logical_ranks``.
-            RuntimeError: A gradient is there before the first pass, or missing after one.
+            ValueError: There are no ``logical_ranks``, or the module finds unused parameters or has a static graph.
         """
-        return self._shards(module, module.no_sync)
+        if module.find_unused_parameters or module.static_graph:
+            raise ValueError(
+                "fastcoll.FusedAllreduceState: expected a DDP module that reduces every parameter in each pass, got "
+                "one with find_unused_parameters or static_graph. Make it without, or leave out logical_ranks."
+            )
+        ignored = module.parameters_to_ignore
+
+        def parameters() -> list[Tensor]:
+            named = module.module.named_parameters()
+            return [parameter for name, parameter in named if name not in ignored]
+
+        return self._shards(parameters, module.no_sync)
 
     def _takes(self, bucket: GradBucket) -> bool:
         """Takes a bucket of the module, and returns whether a backward pass begins with it.
@@ -143,8 +151,8 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
     if begins:
         state._forget()
         state._kept.clear()
-    if state._logical is not None:
-        return _reduced_shards(bucket, state, state._logical)
+    if state._blocks is not None:
+        return _reduced_shards(bucket, state, state._blocks)
     if state._overlap is None:
         state._overlap = can_overlap(state.process_group, buffer.device)
     if state._overlap or buffer.layout != torch.strided:
@@ -201,10 +209,15 @@ def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
 
 
 def _reduced_shards(
-    bucket: GradBucket, state: FusedAllreduceState, ranks: LogicalRanks
+    bucket: GradBucket, state: FusedAllreduceState, blocks: Blocks
 ) -> Future[Tensor]:
+    if bucket.buffer().layout != torch.strided:
+        raise ValueError(
+            "fastcoll.FusedAllreduceState: expected dense gradients with logical_ranks, got sparse ones. Use "
+            "sparse=False in the embedding."
+        )
     gradients = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
-    reduction = reduce_shards(gradients, state.settings, ranks, state._blocks)
+    reduction = reduce_shards(gradients, state.settings, blocks)
     if reduction.square is not None:
         state._squares.append(reduction.square)
     return reduction.then(bucket.buffer())

@@ -1,4 +1,4 @@
-"""Sums over logical ranks: one result for any number of ranks.
+"""Logical ranks: which shards and which parts of their sum belong to a rank.
 
 A batch is cut into shards, one for each logical rank. Each rank takes a run of them, with a backward pass for each:
 
@@ -11,26 +11,21 @@ The gradients of all shards are added by the tree of ``logical_ranks`` ranks (do
 them, in float32 or wider, and rounded once. A rank adds those blocks of its run that are subtrees. If each rank has one
 block, and the group's own tree joins them, an all-reduce does the rest. If not, each rank sends its shares of its
 blocks, at most 2 log2 L, to the ranks that add them. Those add the rest of the tree with torch, and an all-gather
-follows.
+follows. shards.py has the passes and the sums of a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fastcoll._group_backend import all_gather_flat, serving_backend
-from fastcoll.buckets import used_here
-from fastcoll.ddp.reduction import BucketReduction, Settings, reduce_bucket
+from fastcoll._group_backend import serving_backend
 
-__all__ = ["Blocks", "LogicalRanks", "divide", "local", "reduce_shards"]
+__all__ = ["Block", "LogicalRanks"]
 
 Block = tuple[int, int]
 """A subtree: its first shard, and the one behind its last."""
@@ -67,73 +62,6 @@ def _is_joined_by_ranks(runs: Sequence[range], first: int, last: int) -> bool:
     )
 
 
-class Blocks:
-    """Sums of the shards so far, in the accumulate dtype: one for each subtree that is complete, in order."""
-
-    def __init__(self) -> None:
-        self._all: list[tuple[Block, dict[object, Tensor]]] = []
-
-    def clear(self) -> None:
-        """Forgets all sums."""
-        self._all = []
-
-    @torch.no_grad()
-    def add(self, shard: int, shards: int, gradients: Mapping[Any, Tensor]) -> None:
-        """Adds a shard's gradients, by any keys; takes over those that are in the accumulate dtype."""
-        block, sums = (shard, shard + 1), {key: wide(one) for key, one in gradients.items()}
-        while self._all and _is_subtree(self._all[-1][0], block, shards):
-            left, before = self._all.pop()
-            if before.keys() != sums.keys():
-                raise RuntimeError(
-                    f"expected gradients of the same parameters for the shards {left[0]} to {block[1] - 1}, got "
-                    f"{len(before)} and {len(sums)}. Freeze the parameters that no loss depends on."
-                )
-            torch._foreach_add_([before[key] for key in sums], list(sums.values()))
-            block, sums = (left[0], block[1]), before
-        self._all.append((block, sums))
-
-    @torch.no_grad()
-    def joined(
-        self, shard: int, shards: int, gradients: Mapping[Any, Tensor]
-    ) -> dict[Block, list[Tensor]]:
-        """Returns the sums of these keys, with the gradients of the run's last shard, which stay as they are.
-
-        The caller gets the memory of the sums; those of a shard alone may be its gradients.
-        """
-        block, sums = (shard, shard + 1), [wide(one) for one in gradients.values()]
-        found: dict[Block, list[Tensor]] = {}
-        for left, before in reversed(self._all):
-            if missing := [key for key in gradients if key not in before]:
-                raise RuntimeError(
-                    f"expected gradients of the same parameters for all shards, got {len(missing)} new ones for "
-                    f"shard {shard}. Freeze parameters between steps, not between shards."
-                )
-            held = [before.pop(key) for key in gradients]
-            if _is_subtree(left, block, shards):
-                torch._foreach_add_(held, sums)
-                block, sums = (left[0], block[1]), held
-            else:
-                found[block] = sums
-                block, sums = left, held
-        found[block] = sums
-        return found
-
-
-def _is_subtree(left: Block, right: Block, shards: int) -> bool:
-    """Returns whether a block and the one behind it are the two parts of a subtree."""
-    whole = range(left[0], right[1])
-    return (
-        blocks_of(whole, 0, shards) == [(left[0], right[1])]
-        and middle_of(left[0], right[1]) == left[1]
-    )
-
-
-def wide(gradient: Tensor) -> Tensor:
-    """Returns a gradient in the accumulate dtype, complex numbers as pairs; itself if it has that dtype."""
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return real.to(torch.promote_types(real.dtype, torch.float32))
-
-
 class LogicalRanks:
     """How the shards of a batch are divided among the ranks of a group, and the pass that is under way.
 
@@ -141,11 +69,13 @@ class LogicalRanks:
         who: For errors, such as "fastcoll.GradientSynchronizer".
         process_group: None: the default group.
         count: Logical ranks, so shards of a batch.
+        wire_dtype: Must be None.
 
     Raises:
-        ValueError: There are fewer of them than ranks.
+        ValueError: There are fewer of them than ranks, this rank is not in the group, or there is a wire dtype.
 
     Attributes:
+        who: As given.
         count: As given.
         mine: Shards of this rank.
         whole: Whether each rank has one block, and the group's own tree joins them.
@@ -153,9 +83,20 @@ class LogicalRanks:
         counts: Whether this pass's gradients are used.
     """
 
-    def __init__(self, who: str, process_group: ProcessGroup | None, count: int) -> None:
+    def __init__(
+        self,
+        who: str,
+        process_group: ProcessGroup | None,
+        count: int,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        if wire_dtype is not None:
+            raise ValueError(
+                f"{who}: expected no wire_dtype with logical_ranks, got {wire_dtype}, to which each rank's sum would "
+                "be rounded. Leave one of them out."
+            )
+        self.who = who
         self._group = process_group
-        self._who = who
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
         if rank < 0 or not ranks <= count:
             got = f"{count} for {ranks}" if rank >= 0 else "a group without this rank"
@@ -187,44 +128,6 @@ class LogicalRanks:
         finally:
             self._shard = None
 
-    def shards(
-        self,
-        parameters: Callable[[], Iterable[Tensor]],
-        no_sync: Callable[[], AbstractContextManager[object]],
-        blocks: Blocks,
-    ) -> Iterator[int]:
-        """Yields the shard of each pass; keeps the gradients of all but the last one, which it leaves to a hook.
-
-        Args:
-            parameters: Returns the module's parameters.
-            no_sync: The context in which no gradient is reduced.
-            blocks: Where the gradients are kept.
-
-        Raises:
-            RuntimeError: A gradient is there before the first pass, or missing after one.
-        """
-        blocks.clear()
-        self.require_no_gradients(parameters())
-        for shard in self.passes():
-            if self.is_last:
-                yield shard
-                continue
-            with no_sync():
-                yield shard
-            blocks.add(shard, self.count, taken(self._who, parameters()))
-
-    def require_no_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Checks that no gradient is left from a step before.
-
-        Raises:
-            RuntimeError: One is.
-        """
-        if any(parameter.grad is not None for parameter in parameters):
-            raise RuntimeError(
-                f"{self._who}: expected no gradients before the first shard, got some. Call "
-                "optimizer.zero_grad(set_to_none=True) before."
-            )
-
     @property
     def shard(self) -> int:
         """The shard of this pass.
@@ -234,10 +137,15 @@ class LogicalRanks:
         """
         if self._shard is None:
             raise RuntimeError(
-                f"{self._who}: expected every backward pass inside `for shard in ...shards():`, because it has "
+                f"{self.who}: expected every backward pass inside `for shard in ...shards():`, because it has "
                 "logical_ranks. Make one pass for each shard there."
             )
         return self._shard
+
+    def is_subtree(self, left: Block, right: Block) -> bool:
+        """Returns whether a block and the one behind it are the two parts of a subtree."""
+        whole = (left[0], right[1])
+        return blocks_of(range(*whole), 0, self.count) == [whole] and middle_of(*whole) == left[1]
 
     def require_order(self, device: torch.device) -> None:
         """Checks that the group sums by the tree.
@@ -245,13 +153,12 @@ class LogicalRanks:
         Raises:
             ValueError: It does not, or it is another backend's.
         """
-        ranks = dist.get_world_size(self._group)
-        if ranks == 1 or not self.whole:
+        if dist.get_world_size(self._group) == 1 or not self.whole:
             return
         backend = serving_backend(self._group or dist.group.WORLD, device)
         if backend is None or not (device.type == "cpu" or backend.options.order == "fixed"):
             raise ValueError(
-                f"{self._who}: expected a group that sums by the tree for logical_ranks, got one of "
+                f"{self.who}: expected a group that sums by the tree for logical_ranks, got one of "
                 f"{'another backend' if backend is None else 'order any'} on {device}. Use fastcoll with "
                 "Options(order='fixed') or FASTCOLL_ORDER=fixed."
             )
@@ -282,110 +189,3 @@ class LogicalRanks:
             return known[first, last]
         middle = middle_of(first, last)
         return self._sum(known, first, middle).add_(self._sum(known, middle, last))
-
-
-@torch.no_grad()
-def divide(sums: Sequence[Tensor], count: int) -> None:
-    """Divides sums by the number of logical ranks: true quotients, which CUDA has only for tensors."""
-    if sums:
-        torch._foreach_div_(list(sums), sums[0].new_tensor(float(count)))
-
-
-def local(tensor: Any) -> Tensor:
-    """Returns the part of a DTensor that is here; another tensor itself."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
-
-
-def reduce_shards(
-    gradients: Mapping[Any, Tensor],
-    settings: Settings,
-    ranks: LogicalRanks,
-    blocks: Blocks,
-    async_op: bool = True,
-) -> BucketReduction:
-    """Begins to sum a bucket over all shards: of earlier ones, what `blocks` holds, and `gradients` of the last one.
-
-    Args:
-        gradients: Of one dtype and device, by the keys of `blocks`; they get the result.
-        settings: Settings of the reduction.
-        ranks: The pass under way is the last one.
-        blocks: Sums of this rank's other shards.
-        async_op: As for ``reduce_bucket``. If ranks exchange blocks, the call waits for them.
-
-    Raises:
-        RuntimeError: The pass is not one of ``shards``.
-        ValueError: The group does not sum by the tree.
-    """
-    results = list(gradients.values())
-    ranks.require_order(results[0].device)
-    sums = blocks.joined(ranks.shard, ranks.count, gradients)
-    divisor = ranks.count if settings.average else 1
-    if ranks.whole:
-        (parts,) = sums.values()
-        begun = reduce_bucket(parts, replace(settings, average=False), async_op)
-        return BucketReduction(begun.work, _finisher(begun, parts, results, divisor), begun.square)
-    group = settings.process_group
-    flat = {block: _flat(parts, dist.get_world_size(group)) for block, parts in sums.items()}
-    share = ranks.share_of_sum(flat)
-    divide([share], divisor)
-    square = torch.linalg.vector_norm(share, dtype=torch.float64).square().reshape(1)
-    whole = share.new_empty(share.numel() * dist.get_world_size(group))
-    all_gather_flat(whole, share, group=group)
-    sizes = [_elements(one) for one in results]
-    _copy(torch.split(whole[: sum(sizes)], sizes), results)
-    return BucketReduction(None, None, square if settings.gradient_norm else None)
-
-
-def _finisher(
-    begun: BucketReduction, sums: Sequence[Tensor], results: Sequence[Tensor], divisor: int
-) -> Callable[[], None]:
-    def finish() -> None:
-        if begun.finish is not None:
-            begun.finish()
-        here = [used_here(one) for one in sums]
-        divide(here, divisor)
-        if begun.square is not None:
-            used_here(begun.square).div_(divisor**2)
-        _copy(here, results)
-
-    return finish
-
-
-def _elements(tensor: Tensor) -> int:
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
-
-
-@torch.no_grad()
-def _flat(parts: Sequence[Tensor], ranks: int) -> Tensor:
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % ranks))
-
-
-@torch.no_grad()
-def _copy(sums: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-    """Copies sums to the gradients that they are not, rounded to their dtypes."""
-    for one, result in zip(sums, results, strict=True):
-        real = torch.view_as_real(result) if result.is_complex() else result
-        if real.data_ptr() != one.data_ptr():
-            real.copy_(one.view_as(real))
-
-
-def taken(who: str, parameters: Iterable[Tensor]) -> dict[object, Tensor]:
-    """Takes the gradients of all trained parameters.
-
-    Raises:
-        RuntimeError: One has none.
-    """
-    found: dict[object, Tensor] = {}
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            raise RuntimeError(
-                f"{who}: expected a gradient of every trained parameter for each shard, got none for one of shape "
-                f"{tuple(parameter.shape)}. Freeze the parameters that no loss depends on."
-            )
-        found[parameter] = local(parameter.grad)
-        parameter.grad = None
-    return found

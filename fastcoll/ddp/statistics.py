@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from fastcoll._group_backend import all_gather_flat
 from fastcoll.buckets import used_here
-from fastcoll.ddp.logical import Blocks, LogicalRanks
+from fastcoll.ddp.logical import LogicalRanks
+from fastcoll.ddp.shards import Blocks, Shards, shards_of
 
 __all__ = ["GradientStatistics"]
 
@@ -36,16 +37,10 @@ class GradientStatistics:
     ) -> None:
         self.process_group = process_group
         self.gradient_norm = gradient_norm
-        self._logical: LogicalRanks | None = None
-        self._blocks = Blocks()
+        self._blocks: Blocks | None = None  # with logical ranks
         if logical_ranks is not None:
             who = f"fastcoll.{type(self).__name__}"
-            if wire_dtype is not None:
-                raise ValueError(
-                    f"{who}: expected no wire_dtype with logical_ranks, got {wire_dtype}, to which each rank's sum "
-                    "would be rounded. Leave one of them out."
-                )
-            self._logical = LogicalRanks(who, process_group, logical_ranks)
+            self._blocks = Blocks(LogicalRanks(who, process_group, logical_ranks, wire_dtype))
         self._squares: list[Tensor] = []
         self._total: Tensor | None = None
 
@@ -127,13 +122,16 @@ class GradientStatistics:
         hook = optimizer.register_step_post_hook(forget)
         return norm
 
-    def _shards(self, module: nn.Module, no_sync: Callable[[], Any]) -> Iterator[int]:
-        if self._logical is None:
+    def _shards(
+        self, parameters: Callable[[], Iterable[Tensor]], no_sync: Callable[[], Any]
+    ) -> Shards:
+        blocks = self._blocks
+        if blocks is None:
             raise ValueError(
                 f"fastcoll.{type(self).__name__}: expected logical_ranks for shards(), got none. Create it with "
                 "logical_ranks, such as 8."
             )
-        return self._logical.shards(module.parameters, no_sync, self._blocks)
+        return Shards(lambda: shards_of(blocks, parameters, no_sync))
 
     def _forget(self) -> None:
         """Drops the values of the previous backward pass."""

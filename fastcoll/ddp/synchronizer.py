@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from fastcoll.ddp.bucket import Bucket, cut
-from fastcoll.ddp.logical import reduce_shards
 from fastcoll.ddp.overlap import can_overlap, makes_shared
 from fastcoll.ddp.reduction import Settings, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
+from fastcoll.ddp.shards import Shards, reduce_shards
 from fastcoll.ddp.statistics import GradientStatistics
 
 __all__ = ["GradientSynchronizer"]
@@ -171,9 +171,9 @@ class GradientSynchronizer(GradientStatistics):
         finally:
             self._enabled = enabled
 
-    def shards(self) -> Iterator[int]:
-        """Yields this rank's shards of a batch, as ``FusedAllreduceState.shards`` does."""
-        return self._shards(self.module, self.no_sync)
+    def shards(self) -> Shards:
+        """Returns this rank's shards of a batch, for a loop with one backward pass each; see ``Shards``."""
+        return self._shards(self.module.parameters, self.no_sync)
 
     def remove(self) -> None:
         """Removes all hooks from the module, which is then as before."""
@@ -286,10 +286,8 @@ class GradientSynchronizer(GradientStatistics):
             if stream != here:
                 here.wait_stream(stream)
         grads = {parameter: self._gradient_of(parameter) for parameter in bucket.parameters}
-        if self._logical is not None:
-            bucket.reduction = reduce_shards(
-                grads, self.settings, self._logical, self._blocks, async_op
-            )
+        if self._blocks is not None:
+            bucket.reduction = reduce_shards(grads, self.settings, self._blocks, async_op)
         else:
             # A gradient in memory order is contiguous. The order is rank 0's, so no rank must have it.
             arranged = [

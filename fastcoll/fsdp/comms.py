@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -10,10 +9,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
 from fastcoll._group_backend import all_gather_flat, cpu_backend
-from fastcoll.ddp.logical import Blocks, LogicalRanks, divide, local
+from fastcoll.ddp.logical import LogicalRanks
+from fastcoll.ddp.shards import (
+    Blocks,
+    Shards,
+    divide,
+    gradients_of,
+    require_no_gradients,
+    taken,
+)
 from fastcoll.fsdp.staging import Staging
 
 __all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter", "apply"]
@@ -71,8 +78,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         wire_dtype: bfloat16 or float16: the dtype in which float32 gradients travel. Others travel in their own
             dtype. None: all gradients do.
         staging: The pool of buffers. None: a new one.
-        logical: Logical ranks, and the pass under way. With them, one object serves one FSDP2 module. Gradients of all
-            but the last pass are kept, and their shards are -0.0, to which FSDP2 adds the last one's.
+        blocks: With logical ranks, the sums of one FSDP2 module. All passes but the last leave gradients of 0 then.
 
     Raises:
         ValueError: The wire dtype is unknown.
@@ -82,7 +88,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         self,
         wire_dtype: torch.dtype | None = None,
         staging: Staging | None = None,
-        logical: LogicalRanks | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         super().__init__(staging)
         if wire_dtype is not None and wire_dtype not in SHARD_WIRES:
@@ -91,8 +97,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
                 f"fastcoll.fsdp: expected a wire_dtype of {known} or None, got {wire_dtype}"
             )
         self._wire = wire_dtype
-        self._logical = logical
-        self._blocks = Blocks()
+        self._blocks = blocks
 
     def __call__(  # type: ignore[no-untyped-def]
         self,
@@ -109,8 +114,8 @@ class FusedReduceScatter(_Staged, ReduceScatter):
                 With logical ranks, it is not AVG, or asynchronous.
             RuntimeError: With logical ranks, the pass is not one of ``shards``.
         """
-        if self._logical is not None:
-            self._of_shards(output_tensor, input_tensor, group, op, async_op, self._logical)
+        if self._blocks is not None:
+            self._of_shards(output_tensor, input_tensor, group, op, async_op, self._blocks)
             return None
         wire = self._wire if input_tensor.dtype == torch.float32 else None
         backend = cpu_backend(group, input_tensor.device)
@@ -132,25 +137,21 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         group: dist.ProcessGroup,
         op,
         async_op: bool,
-        ranks: LogicalRanks,
+        blocks: Blocks,
     ) -> None:
         if async_op or op != dist.ReduceOp.AVG:
             raise ValueError(
                 f"fastcoll.fsdp: expected a synchronous AVG with logical_ranks, got op {op}, async_op={async_op}. "
-                "Leave out set_gradient_divide_factor."
+                "Leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms."
             )
-        shard = ranks.shard
+        ranks = blocks.ranks
         if not ranks.is_last:
             if ranks.counts:
-                self._blocks.add(shard, ranks.count, {None: message.clone()})
-            output.fill_(-0.0)
+                blocks.add({None: message.clone()})
+            output.zero_()
             return
         ranks.require_order(message.device)
-        sums = {
-            block: part
-            for block, (part,) in self._blocks.joined(shard, ranks.count, {None: message}).items()
-        }
-        self._blocks.clear()
+        sums = {block: part for block, (part,) in blocks.joined({None: message}).items()}
         if ranks.whole:
             _reduce_scatter(output, *sums.values(), op=dist.ReduceOp.SUM, group=group)
         else:
@@ -180,30 +181,39 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         add(parts, 0, dtype=torch.float32, out=output.view(-1))
 
 
-class LogicalShards:
-    """The passes over the shards of a batch, for a module with ``logical_ranks``; ``apply`` makes it."""
+def _passes(
+    module: nn.Module, modules: Sequence[FSDPModule], kept: Sequence[Blocks]
+) -> Iterator[int]:
+    """Yields the shard of each backward pass; all ranks make as many.
 
-    def __init__(self, module: nn.Module, ranks: LogicalRanks) -> None:
-        self._module, self._ranks = module, ranks
-
-    def __iter__(self) -> Iterator[int]:
-        """Yields the shard of each backward pass of this rank, as ``fastcoll.ddp.GradientSynchronizer.shards``.
-
-        All ranks make as many passes. A rank with fewer shards makes its first pass several times, and only the last
-        of these counts.
-
-        Raises:
-            RuntimeError: A gradient is there before the first pass.
-        """
-        ranks, blocks = self._ranks, Blocks()
-        if ranks.count > len(ranks.mine):
-            ranks.require_no_gradients(self._module.parameters())
-            yield from ranks.passes(idle=True)
-            return
-        # FSDP2 has no collective on one rank. So gradients are summed where it leaves them.
-        yield from ranks.shards(self._module.parameters, contextlib.nullcontext, blocks)
-        last = {p: local(p.grad) for p in self._module.parameters() if p.grad is not None}
-        (sums,) = blocks.joined(ranks.mine[-1], ranks.count, last).values()
+    A rank with fewer shards makes its first pass several times, and only the last of these counts.
+    """
+    ranks = kept[0].ranks
+    _require_one_sum(ranks.who, modules)
+    if ranks.count > len(ranks.mine):
+        require_no_gradients(ranks.who, module.parameters())
+        try:
+            for blocks in kept:
+                blocks.clear()
+            for shard in ranks.passes(idle=True):
+                yield shard
+                # Each FSDP2 module has served this pass with all its parameters, or one has no gradient.
+                check = gradients_of if ranks.is_last else taken
+                check(ranks.who, module.parameters())
+        finally:
+            for blocks in kept:
+                blocks.clear()
+        return
+    # FSDP2 has no collective on one rank. So gradients are summed where it leaves them.
+    blocks = Blocks(ranks)
+    require_no_gradients(ranks.who, module.parameters())
+    for shard in ranks.passes():
+        yield shard
+        if not ranks.is_last:
+            blocks.add(taken(ranks.who, module.parameters()))
+            continue
+        last = gradients_of(ranks.who, module.parameters())
+        (sums,) = blocks.joined(last).values()
         divide(sums, ranks.count)
         with torch.no_grad():
             torch._foreach_copy_(list(last.values()), sums)
@@ -211,7 +221,7 @@ class LogicalShards:
 
 def apply(
     module: nn.Module, *, wire_dtype: torch.dtype | None = None, logical_ranks: int | None = None
-) -> LogicalShards | None:
+) -> Shards | None:
     """Sets fastcoll's collectives in all FSDP2 modules of a module, itself included.
 
     Clip with ``torch.nn.utils.clip_grad_norm_``, which reads the shards of this rank only.
@@ -222,7 +232,8 @@ def apply(
         logical_ranks: Shards of a batch. The result then does not depend on the number of ranks either.
 
     Returns:
-        With ``logical_ranks``, what to iterate over in each step: ``for shard in shards: loss(shard).backward()``.
+        With ``logical_ranks``, the shards of each batch, to iterate over in each step; see ``fastcoll.ddp.shards``.
+        Ranks with fewer shards than others repeat their first pass, whose gradients are then dropped.
 
     Raises:
         ValueError: The module has no FSDP2 module, or the wire dtype is unknown. Or there are logical ranks and a wire
@@ -237,42 +248,55 @@ def apply(
         )
     staging = Staging()
     gather, scatter = FusedAllGather(staging), FusedReduceScatter(wire_dtype, staging)
-    ranks = None if logical_ranks is None else _logical(modules, wire_dtype, logical_ranks)
-    for part in modules:
-        part.set_custom_all_gather(gather)
-        if ranks is not None:
-            scatter = FusedReduceScatter(staging=staging, logical=ranks)
-        part.set_custom_reduce_scatter(scatter)
-    return None if ranks is None else LogicalShards(module, ranks)
-
-
-def _logical(
-    modules: Sequence[FSDPModule], wire_dtype: torch.dtype | None, count: int
-) -> LogicalRanks:
+    if logical_ranks is None:
+        for part in modules:
+            part.set_custom_all_gather(gather)
+            part.set_custom_reduce_scatter(scatter)
+        return None
     who = "fastcoll.fsdp.apply"
-    if wire_dtype is not None:
-        raise ValueError(
-            f"{who}: expected no wire_dtype with logical_ranks, got {wire_dtype}, to which each rank's sum would be "
-            "rounded. Leave one of them out."
-        )
+    ranks = LogicalRanks(who, _require_one_sum(who, modules), logical_ranks, wire_dtype)
+    kept = [Blocks(ranks) for _ in modules]
+    for part, blocks in zip(modules, kept, strict=True):
+        part.set_custom_all_gather(gather)
+        part.set_custom_reduce_scatter(FusedReduceScatter(staging=staging, blocks=blocks))
+    return Shards(lambda: _passes(module, modules, kept))
+
+
+def _require_one_sum(who: str, modules: Sequence[FSDPModule]) -> dist.ProcessGroup:
+    """Returns the group of the modules' ranks.
+
+    Raises:
+        ValueError: It is not one group, or not one sum of float32 gradients.
+    """
     groups = set()
     for part in modules:
         state = part._get_fsdp_state()
-        # The name before torch 2.12 had no plural.
-        alone = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-        for parameters in getattr(state, "_fsdp_param_groups", alone):
+        if (several := getattr(state, "_fsdp_param_groups", None)) is None:  # torch 2.11
+            several = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        for parameters in several:
             mesh, policy = parameters.mesh_info, parameters.mp_policy
-            dtypes = {
-                policy.reduce_dtype or policy.param_dtype or one.sharded_param.dtype
-                for one in parameters.fsdp_params
-            }
-            if isinstance(mesh, HSDPMeshInfo) or dtypes != {torch.float32}:
+            trained = [one.sharded_param for one in parameters.fsdp_params]
+            dtypes = {one.dtype for one in trained if one.requires_grad}
+            given = policy.reduce_dtype or policy.param_dtype
+            divides = (
+                parameters.gradient_divide_factor is not None
+                or parameters.force_sum_reduction_for_comms
+            )
+            if (
+                type(mesh) is not FSDPMeshInfo
+                or not dtypes <= {torch.float32}
+                or given not in (None, torch.float32)
+                or divides
+            ):
                 raise ValueError(
-                    f"{who}: expected modules that logical_ranks serve, of a mesh with one dimension and with float32 "
-                    f"sums, got {type(mesh).__name__} and {sorted(map(str, dtypes))}. Shard over all ranks, and pass "
-                    "reduce_dtype=torch.float32."
+                    f"{who}: expected modules that logical_ranks serve, of a mesh with one dimension, with float32 "
+                    f"parameters and sums, got {type(mesh).__name__}, parameters of {sorted(map(str, dtypes))}, "
+                    f"reduce_dtype {given}, own divisor {divides}. Shard over all ranks, pass "
+                    "reduce_dtype=torch.float32, and leave the division to FSDP2."
                 )
             groups.add(mesh.shard_process_group)
     if len(groups) != 1:
-        raise ValueError(f"{who}: expected one group for all modules, got {len(groups)}.")
-    return LogicalRanks(who, groups.pop(), count)
+        raise ValueError(
+            f"{who}: expected one group for all modules, got {len(groups)}. Shard all over one mesh."
+        )
+    return groups.pop()

@@ -8,14 +8,16 @@ import torch
 import torch.distributed as dist
 from logical_training import assert_same, by_fsdp, by_hook, by_synchronizer, reference, train
 from on_ranks import on_ranks
+from oracle import folded
 from peer_memory import DEVICE
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, network
 
 import fastcoll
 import fastcoll.fsdp
-from fastcoll.ddp import GradientSynchronizer
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
 FULL = pytest.mark.full
 
@@ -87,8 +89,45 @@ def test_what_cannot_be_one_sum_is_refused():
     sharded = fully_shard(
         network(torch.float), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
     )
-    with pytest.raises(ValueError, match="one dimension and with float32 sums"):
+    with pytest.raises(ValueError, match=r"reduce_dtype torch\.bfloat16"):
         fastcoll.fsdp.apply(sharded, logical_ranks=4)
+
+
+@pytest.mark.parametrize("make", [by_hook, by_synchronizer, by_fsdp])
+@on_ranks(2)
+def test_a_batch_that_was_left_early_does_not_count(make):
+    model, shards, _ = make(network(torch.float), None, 8)
+    for stop in (1, 3):
+        for number, shard in enumerate(shards):
+            if number == stop:
+                break
+            loss_of(model, shard, 0).backward()
+        model.zero_grad()
+    assert_same(train(model, shards), reference(8)[0])
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize("make", [by_hook, by_synchronizer, by_fsdp])
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks()
+def test_a_pass_too_few_or_too_many_is_refused(size, make, counts):
+    if size == 1 and make is by_fsdp and counts == (1, 2):
+        return  # FSDP2 has no collective then, and accumulates
+    model, shards, _ = make(network(torch.float), None, 2 * size)
+    with pytest.raises(RuntimeError, match=r"one (synchronized )?backward pass for each shard"):
+        for count, shard in zip(counts, shards, strict=True):
+            for _ in range(count):
+                loss_of(model, shard, 0).backward()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks()
+def test_fsdp_without_synchronized_gradients_is_refused(size):
+    model, shards, _ = by_fsdp(network(torch.float), None, 2 * size)
+    model.set_requires_gradient_sync(False)
+    with pytest.raises(RuntimeError, match="one synchronized backward pass for each shard"):
+        for shard in shards:
+            loss_of(model, shard, 0).backward()
 
 
 @on_ranks(2)
@@ -99,19 +138,51 @@ def test_passes_outside_of_shards_are_refused():
     other, shards, _ = by_synchronizer(network(torch.float), None, 4)
     train(other, shards)
     with pytest.raises(RuntimeError, match="expected no gradients before the first shard"):
-        next(shards())
-    other.zero_grad()
-    first = shards()
-    next(first)
-    with pytest.raises(RuntimeError, match="a gradient of every trained parameter for each shard"):
-        next(first)
+        next(iter(shards))
+
+
+@on_ranks(2)
+def test_modules_of_ddp_that_do_not_reduce_every_parameter():
+    model = network(torch.float)
+    state = FusedAllreduceState(logical_ranks=4)
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    with pytest.raises(ValueError, match="find_unused_parameters or static_graph"):
+        state.shards(ddp)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(state, fused_allreduce_hook)
+    mine = []
+    for shard in state.shards(ddp):
+        mine.append(shard)
+        loss_of(ddp, shard, 0).backward()
+    own = [torch.autograd.grad(loss_of(model, shard, 0), model[0].weight)[0] for shard in mine]
+    torch.testing.assert_close(model[0].weight.grad, sum(own))  # as without shards
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@on_ranks()
+def test_complex_gradients(size):
+    model = nn.Linear(2, 3, bias=False, dtype=torch.complex64)
+    nn.init.constant_(model.weight, 1 + 2j)
+
+    def loss(shard):
+        return (model.weight.conj() * model(torch.full((1, 2), shard + 1j)).sum()).abs().sum()
+
+    synchronizer = GradientSynchronizer(model, logical_ranks=6)
+    for shard in synchronizer.shards():
+        loss(shard).backward()
+    found = model.weight.grad.resolve_conj()
+    synchronizer.remove()
+    grads = [torch.autograd.grad(loss(shard), model.weight)[0].resolve_conj() for shard in range(6)]
+    parts = torch.view_as_real(folded(grads, torch.add)) / 6
+    assert torch.equal(found, torch.view_as_complex(parts))
 
 
 @on_ranks(2, world="peer_world", fresh=True)
 def test_a_group_of_any_order_is_refused_on_a_device():
     model = nn.Linear(3, 3).to(DEVICE)
     synchronizer = GradientSynchronizer(model, logical_ranks=4)
-    shards = synchronizer.shards()
+    shards = iter(synchronizer.shards())
     next(shards)
     model(torch.ones(2, 3, device=DEVICE)).sum().backward()
     next(shards)

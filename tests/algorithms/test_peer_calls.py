@@ -110,6 +110,12 @@ def test_odd_inputs():
     many = [torch.ones(8, device=device) for _ in range(6)]
     fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(1.0 + me))
     assert all(tensor.cpu().eq(3).all() for tensor in many)
+    fastcoll.all_reduce_coalesced(
+        many, dist._make_nccl_premul_sum(0.5)
+    )  # another factor, another plan
+    assert all(tensor.cpu().eq(3).all() for tensor in many)
+    fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(2.0), wire_dtype=torch.bfloat16)
+    assert all(tensor.cpu().eq(12).all() for tensor in many)
     same = torch.ones(9, device=device)
     with pytest.raises(ValueError, match="apart"):
         fastcoll.all_reduce_coalesced([same] * 5)

@@ -83,7 +83,7 @@ def test_a_table_moves_the_limits() -> None:
         (call(4, wire=torch.bfloat16), BARE, "nccl", "all_to_all: the kernels need Triton on all ranks"),
         (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67108864 bytes does not fit into the 33554432"),
         (call(8, op="PREMUL_SUM", tensors=2), BARE, "auto", "nccl: the kernels that fuse tensors need Triton"),
-        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "the kernels have SUM and AVG and PREMUL_SUM, not MAX"),
+        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "the kernels have SUM, AVG and PREMUL_SUM, not MAX"),
         (call(4), PEERS, "tree", "expected an algorithm of auto, one_shot, two_shot, ring, nccl, all_to_all"),
     ],
 )  # fmt: skip

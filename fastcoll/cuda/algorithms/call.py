@@ -120,7 +120,7 @@ def refuse_sum(
 ) -> str:
     """Returns why kernels with these operations and dtypes do not sum the tensors of a call, or ""."""
     if call.op not in ops:
-        return f"the kernels have {' and '.join(ops)}, not {call.op}"
+        return f"the kernels have {', '.join(ops[:-1])} and {ops[-1]}, not {call.op}"
     if call.dtype not in dtypes:
         return f"the kernels add {', '.join(map(_name, dtypes))}, not {_name(call.dtype)}"
     if call.wire is not None and (call.dtype, call.wire) not in _WIRES:

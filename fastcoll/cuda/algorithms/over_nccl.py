@@ -153,7 +153,8 @@ def _factors(
         return 0, [], None
     from fastcoll.kernels._plan import double_bits
 
-    own = address_table([double_bits(call.premul or 0.0)], context.device)
+    assert call.premul is not None, "refused before"
+    own = address_table([double_bits(call.premul)], context.device)
     every = (address, context.member.size)
     gather = ("all_gather", torch.float64, "", -1, (own.data_ptr(), 1), every)
     return address, [calls([gather])], own
