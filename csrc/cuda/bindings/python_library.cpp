@@ -276,11 +276,11 @@ class PythonLibrary : public DeviceLibrary {
     py::tuple tasks(those.size());
     for (std::size_t i = 0; i < those.size(); ++i) {
       const DeviceRequest& one = requests[those[i]];
-      tasks[i] = py::make_tuple(collectiveName(one.collective), dtypeOf(one.dtype),
-                                one.op == ReduceOp::None ? "" : reduceOpName(one.op), one.root,
-                                one.factorOnDevice != 0 ? py::object(py::none())
-                                                        : py::object(py::float_(one.factor)),
-                                one.in.address, one.out.address, one.in.count);
+      tasks[i] = py::make_tuple(
+          collectiveName(one.collective), dtypeOf(one.dtype),
+          one.op == ReduceOp::None ? "" : reduceOpName(one.op), one.root,
+          one.factorOnDevice != 0 ? py::object(py::none()) : py::object(py::float_(one.factor)),
+          one.in.address, one.out.address, one.in.count);
     }
     return tasks;
   }
