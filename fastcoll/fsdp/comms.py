@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from fastcoll._group_backend import all_gather_flat, cpu_backend
 from fastcoll.ddp.logical import LogicalRanks
@@ -181,17 +183,16 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         add(parts, 0, dtype=torch.float32, out=output.view(-1))
 
 
-def _passes(
-    module: nn.Module, modules: Sequence[FSDPModule], kept: Sequence[Blocks]
-) -> Iterator[int]:
+def _passes(modules: Sequence[FSDPModule], kept: Sequence[Blocks]) -> Iterator[int]:
     """Yields the shard of each backward pass; all ranks make as many.
 
     A rank with fewer shards makes its first pass several times, and only the last of these counts.
     """
     ranks = kept[0].ranks
     _require_one_sum(ranks.who, modules)
+    parameters = [one.sharded_param for group in _groups(modules) for one in group.fsdp_params]
+    require_no_gradients(ranks.who, parameters)
     if ranks.count > len(ranks.mine):
-        require_no_gradients(ranks.who, module.parameters())
         try:
             for blocks in kept:
                 blocks.clear()
@@ -199,20 +200,19 @@ def _passes(
                 yield shard
                 # Each FSDP2 module has served this pass with all its parameters, or one has no gradient.
                 check = gradients_of if ranks.is_last else taken
-                check(ranks.who, module.parameters())
+                check(ranks.who, parameters)
         finally:
             for blocks in kept:
                 blocks.clear()
         return
     # FSDP2 has no collective on one rank. So gradients are summed where it leaves them.
     blocks = Blocks(ranks)
-    require_no_gradients(ranks.who, module.parameters())
     for shard in ranks.passes():
         yield shard
         if not ranks.is_last:
-            blocks.add(taken(ranks.who, module.parameters()))
+            blocks.add(taken(ranks.who, parameters))
             continue
-        last = gradients_of(ranks.who, module.parameters())
+        last = gradients_of(ranks.who, parameters)
         (sums,) = blocks.joined(last).values()
         divide(sums, ranks.count)
         with torch.no_grad():
@@ -259,7 +259,16 @@ def apply(
     for part, blocks in zip(modules, kept, strict=True):
         part.set_custom_all_gather(gather)
         part.set_custom_reduce_scatter(FusedReduceScatter(staging=staging, blocks=blocks))
-    return Shards(lambda: _passes(module, modules, kept))
+    return Shards(lambda: _passes(modules, kept))
+
+
+def _groups(modules: Sequence[FSDPModule]) -> Iterator[FSDPParamGroup]:
+    """Yields the parameters that are sharded together."""
+    for part in modules:
+        state = part._get_fsdp_state()
+        if (several := getattr(state, "_fsdp_param_groups", None)) is None:  # torch 2.11
+            several = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        yield from several
 
 
 def _require_one_sum(who: str, modules: Sequence[FSDPModule]) -> dist.ProcessGroup:
@@ -268,33 +277,26 @@ def _require_one_sum(who: str, modules: Sequence[FSDPModule]) -> dist.ProcessGro
     Raises:
         ValueError: It is not one group, or not one sum of float32 gradients.
     """
-    groups = set()
-    for part in modules:
-        state = part._get_fsdp_state()
-        if (several := getattr(state, "_fsdp_param_groups", None)) is None:  # torch 2.11
-            several = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-        for parameters in several:
-            mesh, policy = parameters.mesh_info, parameters.mp_policy
-            trained = [one.sharded_param for one in parameters.fsdp_params]
-            dtypes = {one.dtype for one in trained if one.requires_grad}
-            given = policy.reduce_dtype or policy.param_dtype
-            divides = (
-                parameters.gradient_divide_factor is not None
-                or parameters.force_sum_reduction_for_comms
+    groups: set[dist.ProcessGroup] = set()
+    for parameters in _groups(modules):
+        mesh: Any = parameters.mesh_info
+        policy = parameters.mp_policy
+        trained = [one.sharded_param for one in parameters.fsdp_params]
+        dtypes = {one.dtype for one in trained if one.requires_grad}
+        given = policy.reduce_dtype or policy.param_dtype
+        divides = (
+            parameters.gradient_divide_factor is not None
+            or parameters.force_sum_reduction_for_comms
+        )
+        known = type(mesh) is FSDPMeshInfo and dtypes <= {torch.float32}
+        if not known or given not in (None, torch.float32) or divides:
+            raise ValueError(
+                f"{who}: expected modules that logical_ranks serve, of a mesh with one dimension, with float32 "
+                f"parameters and sums, got {type(mesh).__name__}, parameters of {sorted(map(str, dtypes))}, "
+                f"reduce_dtype {given}, own divisor {divides}. Shard over all ranks, pass "
+                "reduce_dtype=torch.float32, and leave the division to FSDP2."
             )
-            if (
-                type(mesh) is not FSDPMeshInfo
-                or not dtypes <= {torch.float32}
-                or given not in (None, torch.float32)
-                or divides
-            ):
-                raise ValueError(
-                    f"{who}: expected modules that logical_ranks serve, of a mesh with one dimension, with float32 "
-                    f"parameters and sums, got {type(mesh).__name__}, parameters of {sorted(map(str, dtypes))}, "
-                    f"reduce_dtype {given}, own divisor {divides}. Shard over all ranks, pass "
-                    "reduce_dtype=torch.float32, and leave the division to FSDP2."
-                )
-            groups.add(mesh.shard_process_group)
+        groups.add(mesh.shard_process_group)
     if len(groups) != 1:
         raise ValueError(
             f"{who}: expected one group for all modules, got {len(groups)}. Shard all over one mesh."

@@ -131,6 +131,20 @@ def test_fsdp_without_synchronized_gradients_is_refused(size):
 
 
 @on_ranks(2)
+def test_parameters_that_fsdp_ignores_keep_their_gradients():
+    model = network(torch.float)
+    ignored = model[0].weight
+    fully_shard(model, ignored_params={ignored})
+    mine = []
+    for shard in fastcoll.fsdp.apply(model, logical_ranks=4):
+        mine.append(shard)
+        loss_of(model, shard, 0).backward()
+    alone = network(torch.float)
+    own = [torch.autograd.grad(loss_of(alone, shard, 0), alone[0].weight)[0] for shard in mine]
+    torch.testing.assert_close(ignored.grad, sum(own))
+
+
+@on_ranks(2)
 def test_passes_outside_of_shards_are_refused():
     model, shards, _ = by_synchronizer(network(torch.float), None, 4)
     with pytest.raises(RuntimeError, match=r"every backward pass inside `for shard in"):
