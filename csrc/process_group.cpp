@@ -49,10 +49,10 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
                   size, ". Correct the rank or the world size.");
     }
     EngineConfig config = configOf(*options_, name_, rank, size);
-    config.failing = [hooks = abortHooks_] { hooks->call(); };
+    config.abortHooks = abortHooks_;
     // It holds the store, not the group, because the engine may outlive the group.
     const std::chrono::seconds silence(config.settings.linkSeconds);
-    auto network = networkMaker(config.settings.network, {store_, silence});
+    auto network = groupNetwork(config.settings.network, {store_, silence});
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           std::move(network));
     engineRegistry().add(engine_);

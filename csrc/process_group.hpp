@@ -188,7 +188,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void beginTrace();
   void endTrace();
   std::uint32_t traceGroup();
-  static void lookAtGroups();
+  static void pollGroups();
   /// Describes a collective to the trace. `device`: number it among the group's collectives on a
   /// device.
   void describe(trace::Record& draft, const TensorTask& task, const Call& call,

@@ -55,7 +55,7 @@ void ProcessGroupFastcoll::beginTrace() {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.groups.push_back(this);
   }
-  trace::setLook(&lookAtGroups);
+  trace::setPoll(&pollGroups);
 }
 
 void ProcessGroupFastcoll::endTrace() {
@@ -67,7 +67,7 @@ void ProcessGroupFastcoll::endTrace() {
   trace::endGroup(traceGroup_);
 }
 
-void ProcessGroupFastcoll::lookAtGroups() {
+void ProcessGroupFastcoll::pollGroups() {
   std::vector<std::uint32_t> failed;
   {
     auto& all = watched();

@@ -36,15 +36,16 @@ void setText(char (&field)[N], const std::string& value) {
 }  // namespace
 
 CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
-                     MakeNetwork makeNetwork)
+                     std::shared_ptr<GroupNetwork> network)
     : config_(std::move(config)),
+      spin_(config_.settings.spinMicros),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
       errors_(store_, runOnWorker),
-      makeNetwork_(std::move(makeNetwork)),
+      network_(std::move(network)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {
-    decideSpin(true);
+    spin_.decide(true);
     path_ = Path::Local;
     reason_ = "the group has one rank";
     return;
@@ -92,7 +93,7 @@ CpuEngine::~CpuEngine() {
     (void)memory_.release();
     (void)multiHost_.links.release();
     (void)new std::shared_ptr<KeyValueStore>(store_);
-    (void)new std::shared_ptr<Network>(network_);
+    (void)new std::shared_ptr<GroupNetwork>(network_);
     return;
   }
   shutdown();
@@ -118,7 +119,7 @@ std::unique_lock<std::mutex> CpuEngine::enter(const char* call, std::uint64_t se
   if (seq == kNext) seq = sequence() + 1;
   if (!forked) lock.unlock();
   beforeWait();
-  if (!destroyed) config_.failing();  // another rank's fault may be seen here first
+  if (!destroyed) failing();  // another rank's fault may be seen here first
   const ErrorSite site = errorSite(call, config_, seq);
   if (forked) throw Error(ErrorKind::Backend, site, kForked);
   if (destroyed) {
@@ -380,7 +381,7 @@ EngineInfo CpuEngine::info() const {
     case Path::Shared:
       info.transport = "shm";
       info.stores = stream_->streamed() ? "streaming" : "plain";
-      info.spinMicros = spinMicros_;
+      info.spinMicros = spin_.micros();
       break;
     case Path::MultiHost:
       info.transport = (multiHost_.hosts.most() > 1 ? "shm+" : "") + config_.settings.network;

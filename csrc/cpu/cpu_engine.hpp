@@ -10,17 +10,20 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 #include "base/settings.hpp"
+#include "cpu/abort_hooks.hpp"
 #include "cpu/algorithms/algorithm.hpp"
 #include "cpu/hosts/multi_host.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
+#include "cpu/spin_time.hpp"
+#include "group/group_faults.hpp"
 #include "group/rendezvous.hpp"
+#include "network/group_network.hpp"
 #include "trace/trace.hpp"
 
 namespace fastcoll {
@@ -61,8 +64,7 @@ struct EngineConfig {
   Settings settings;
   TuningTable tuning;
   std::string version;
-  /// Called without locks before a fault of the group is raised.
-  std::function<void()> failing = [] {};
+  std::shared_ptr<AbortHooks> abortHooks;  // if there are any
 };
 
 struct EngineInfo {
@@ -73,12 +75,12 @@ struct EngineInfo {
   std::size_t sharedBytes = 0;  // reserved by the process for all its groups
 };
 
-class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
+class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
+                        private GroupFaults,
+                        private LongMessages::Connector {
  public:
-  /// Makes the network to other hosts.
-  using MakeNetwork = std::function<std::shared_ptr<Network>()>;
-
-  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, MakeNetwork makeNetwork);
+  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
+            std::shared_ptr<GroupNetwork> network);
   ~CpuEngine();
 
   /// For a running task: runs a collective.
@@ -121,15 +123,12 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::unique_lock<std::mutex> admit(Task& task, bool& here);
   void execute(Task& task);
   void decide(Milliseconds timeout);
-  void decideSpin(bool coreEach);
-  Fault explain(int peer, const std::string& text) const noexcept;
-  std::shared_ptr<Network> network();
   void span(const Agreement& agreement, Milliseconds timeout);
-  PointToPoint& madePointToPoint();
+  PointToPoint& madePointToPoint() override;
   struct HostWatch;
   void watchHost();
   void endHostWatch() noexcept;
-  bool lookAtHost() noexcept;
+  bool pollHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
   void release(std::unique_lock<std::mutex>& lock);
   bool runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt);
@@ -138,24 +137,24 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void work();
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
-  Fault tellPeers(const Fault& fault) noexcept;
-  void checkPeers(const ErrorSite& site) const;
+  void failing() noexcept override;
+  Fault publish(const Fault& fault) noexcept override;
+  void throwIfPublished(const ErrorSite& site) override;
+  Fault explain(int peer, const std::string& text) noexcept override;
 
   const EngineConfig config_;
-  std::atomic<int> spinMicros_{0};  // while waiting for other ranks; decided with the transport
+  SpinTime spin_;  // decided with the transport
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
-  mutable ErrorChannel errors_;
-  const MakeNetwork makeNetwork_;
-  std::shared_ptr<Network> network_;
-  std::mutex networkMutex_;
+  ErrorChannel errors_;
+  const std::shared_ptr<GroupNetwork> network_;  // to other hosts
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
-  MultiHost multiHost_;
+  MultiHost multiHost_{*this, *this};
   std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
@@ -172,8 +171,6 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool closed_ = false;
   std::atomic<bool> refused_{false};  // a call was refused because the group has failed
   std::optional<Fault> fault_;        // for which this rank has aborted the group
-  std::atomic<bool> spinDecided_{false};
-  std::atomic<TimePoint> nextSpinLook_{TimePoint{}};
 };
 
 }  // namespace fastcoll

@@ -17,7 +17,11 @@ constexpr Milliseconds kWhoBroke{500};
 
 }  // namespace
 
-Fault CpuEngine::tellPeers(const Fault& fault) noexcept {
+void CpuEngine::failing() noexcept {
+  if (config_.abortHooks != nullptr) config_.abortHooks->call();
+}
+
+Fault CpuEngine::publish(const Fault& fault) noexcept {
   if (rendezvous_ == nullptr) return fault;
   try {
     return errors_.publish(rendezvous_->faultKeys(), fault, kTelling);
@@ -26,15 +30,13 @@ Fault CpuEngine::tellPeers(const Fault& fault) noexcept {
   }
 }
 
-void CpuEngine::checkPeers(const ErrorSite& site) const {
+void CpuEngine::throwIfPublished(const ErrorSite& site) {
   if (const auto fault = errors_.check({rendezvous_->faultKeys()[0]}, Milliseconds(0))) {
     throw Error(fault->kind, site, fault->text);
   }
 }
 
-/// Why the connection to a peer broke, or (-1) one of a collective: the fault that a rank
-/// published, or that a process has ended.
-Fault CpuEngine::explain(int peer, const std::string& text) const noexcept {
+Fault CpuEngine::explain(int peer, const std::string& text) noexcept {
   const bool known = peer >= 0;
   Fault fault{ErrorKind::Backend, known ? brokeOff(memory_->memberName(peer), text) : text};
   try {
@@ -97,7 +99,7 @@ void CpuEngine::takeConnectionsBack() noexcept {
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forkGeneration_ != forkGeneration()) return;  // a forked child has no part in the group
-  config_.failing();
+  failing();
   try {
     Fault fault{kind, cause};
     // Shared memory notifies only the ranks of this host.
@@ -107,7 +109,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
       const std::lock_guard<std::mutex> lock(mutex_);
       told = fault_.has_value();
     }
-    if (!told) fault = tellPeers(fault);
+    if (!told) fault = publish(fault);
     if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
     if (rendezvous_ != nullptr) rendezvous_->cancel();
     PointToPoint* pointToPoint = nullptr;
@@ -126,7 +128,13 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 // --- a fault of this host, while its leader calls nothing ----------------------------------------
 
 /// The keeper thread's pointer to an engine; null when the engine is about to end.
-struct CpuEngine::HostWatch {
+struct CpuEngine::HostWatch final : LocalProcess::Watch {
+  explicit HostWatch(CpuEngine* of) : engine(of) {}
+  bool poll() noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return engine != nullptr && engine->pollHost();
+  }
+
   std::mutex mutex;
   CpuEngine* engine;
 };
@@ -135,12 +143,8 @@ struct CpuEngine::HostWatch {
 /// a long time, while another host waits for their leader or for a message. So the keeper thread of
 /// each rank checks periodically.
 void CpuEngine::watchHost() {
-  hostWatch_ = std::make_shared<HostWatch>();
-  hostWatch_->engine = this;
-  process_->watch([watch = hostWatch_] {
-    const std::lock_guard<std::mutex> lock(watch->mutex);
-    return watch->engine != nullptr && watch->engine->lookAtHost();
-  });
+  hostWatch_ = std::make_shared<HostWatch>(this);
+  process_->watch(hostWatch_);
 }
 
 void CpuEngine::endHostWatch() noexcept {
@@ -150,7 +154,7 @@ void CpuEngine::endHostWatch() noexcept {
 }
 
 /// Called by the keeper thread, which must not wait. False ends the watch.
-bool CpuEngine::lookAtHost() noexcept {
+bool CpuEngine::pollHost() noexcept {
   Fault fault;
   for (const int peer : multiHost_.hosts.local()) {
     if (peer == config_.rank || !memory_->isDead(peer) || memory_->hasLeft(peer)) continue;
@@ -163,7 +167,7 @@ bool CpuEngine::lookAtHost() noexcept {
       if (const auto self = weak.lock()) self->failIdle(fault.kind, fault.text);
     });
     return false;
-  } catch (const std::exception&) {  // no thread: retry at the next look
+  } catch (const std::exception&) {  // no thread: retry at the next poll
     return true;
   }
 }

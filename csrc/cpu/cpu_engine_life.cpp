@@ -6,10 +6,6 @@
 
 namespace fastcoll {
 namespace {
-// How long a waiter spins if every local rank has a core of its own; see docs/concepts/faults.md.
-constexpr int kSpinMicros = 50;
-// How often a rank that has met a peer checks whether all ranks have created the group.
-constexpr Milliseconds kSpinLook{200};
 // A group of several hosts has rings inside a host that are longer by this factor. One transfer
 // between hosts is a quarter of a ring. It costs Gloo the same for 0.5 and for 2 MiB.
 constexpr std::size_t kMultiHostRing = 4;
@@ -19,10 +15,10 @@ constexpr std::size_t kMultiHostRing = 4;
 
 void CpuEngine::decide(Milliseconds timeout) {
   const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
-  decideSpin(agreement.coreEach);
+  spin_.decide(agreement.coreEach);
   if (agreement.hosts.count() == 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(),
-                                              config_.settings.ringBytes, spinMicros_,
+                                              config_.settings.ringBytes, spin_.micros(),
                                               config_.settings.storesChoice());
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
@@ -33,32 +29,15 @@ void CpuEngine::decide(Milliseconds timeout) {
   span(agreement, timeout);
 }
 
-/// `coreEach`: every rank has a core of its own, so spinning delays no other rank.
-void CpuEngine::decideSpin(bool coreEach) {
-  spinDecided_ = true;
-  const int chosen = static_cast<int>(config_.settings.spinMicros);
-  spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
-}
-
-/// The network to other hosts, shared by collectives and point-to-point.
-std::shared_ptr<Network> CpuEngine::network() {
-  const std::lock_guard<std::mutex> lock(networkMutex_);
-  if (network_ == nullptr) network_ = makeNetwork_();
-  return network_;
-}
-
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   multiHost_.hosts = agreement.hosts;
   multiHost_.ringBytes = kMultiHostRing * config_.settings.ringBytes;
   multiHost_.tuning = config_.tuning;
   multiHost_.memory = memory_.get();
-  multiHost_.checkPeers = [this](const ErrorSite& site) { checkPeers(site); };
-  multiHost_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), error.cause()}); };
-  multiHost_.connections = [this]() -> PointToPoint& { return madePointToPoint(); };
   const Hosts& hosts = multiHost_.hosts;
   if (hosts.local().size() > 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), multiHost_.ringBytes,
-                                              spinMicros_, config_.settings.storesChoice());
+                                              spin_.micros(), config_.settings.storesChoice());
     stream_->setGrace(kGrace);
     multiHost_.stream = stream_.get();
   }
@@ -66,8 +45,8 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
     const ErrorSite site = errorSite("init", config_, 0);
     const std::string own = memory_->memberName(config_.rank) + ": ";
     try {
-      multiHost_.links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout,
-                                                 kGrace, multiHost_.checkPeers);
+      multiHost_.links = std::make_unique<Links>(network_->get(), hosts, *memory_, agreement.id,
+                                                 timeout, kGrace, multiHost_.faults);
     } catch (const CannotConnect& error) {
       throw Error(error.kind(), site, own, error.what());
     } catch (const Error& error) {
@@ -95,27 +74,11 @@ PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
 
 PointToPoint& CpuEngine::madePointToPoint() {
   std::call_once(pointToPointMade_, [this] {
-    PointToPoint::Setup setup;
+    PointToPoint::Setup setup{*this, *network_, spin_, weak_from_this()};
     setup.ringBytes = config_.settings.ringBytes;
     setup.stores = config_.settings.storesChoice();
     setup.streamingBytes = config_.tuning.streamingBytes;
-    setup.failing = config_.failing;
-    setup.tellUnmet = [this] { tellPeers(memory_->recorded()); };
-    setup.met = [this] {
-      const auto now = Clock::now();
-      if (spinDecided_ || now < nextSpinLook_.load()) return;
-      nextSpinLook_ = now + kSpinLook;
-      try {
-        if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
-      } catch (const std::exception&) {
-        // The store is gone, or a rank that these messages do not need has a wrong record. The next
-        // collective raises that error.
-      }
-    };
-    setup.network = [this] { return network(); };
-    setup.whyLost = [this](int peer, const std::string& text) { return explain(peer, text); };
-    setup.owner = weak_from_this();
-    auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, setup);
+    auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, setup);
     const std::lock_guard<std::mutex> lock(mutex_);
     pointToPoint_ = std::move(made);
   });
@@ -155,10 +118,7 @@ void CpuEngine::shutdown() noexcept {
     lock.unlock();
     const bool keep =
         pointToPoint != nullptr && !pointToPoint->flush(Clock::now() + Milliseconds(500));
-    {
-      const std::lock_guard<std::mutex> connecting(networkMutex_);
-      if (network_ != nullptr) network_->stopConnecting();
-    }
+    network_->stopConnecting();
     if (pointToPoint != nullptr) {
       pointToPoint->stop();
       if (pointToPoint->hasPending()) failPending();

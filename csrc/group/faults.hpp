@@ -37,7 +37,7 @@ FASTCOLL_EXPORTED Fault writeFault(KeyValueStore& store, const std::string& key,
 class ErrorChannel {
  public:
   /// Runs a job on another thread; throws if there is none.
-  using Run = std::function<void(std::function<void()>)>;
+  using Run = void (*)(std::function<void()> job);
   ErrorChannel(std::shared_ptr<KeyValueStore> store, Run run);
 
   /// Publishes a fault under all the keys, once. Returns what the first key then holds: another

@@ -284,8 +284,8 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
     const auto left =
         std::max(std::chrono::ceil<Milliseconds>(end - Clock::now()), Milliseconds{1});
     const auto prefix = "fastcoll/link/" + name + way;
-    const auto patient =
-        c10::make_intrusive<PollingStore>(setup_.store, prefix + "/decision", left, wait);
+    const auto patient = c10::make_intrusive<PollingStore<decltype(wait)>>(
+        setup_.store, prefix + "/decision", left, wait);
     auto made = device_->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient),
                               first ? 0 : 1, 2, std::min(left, kGlooConnects));
     patient->throwIfOver();

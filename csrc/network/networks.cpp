@@ -1,30 +1,42 @@
 #include "network/networks.hpp"
 
+#include <utility>
+
 #include "network/gloo.hpp"
 
 namespace fastcoll {
 namespace {
 
 template <typename Kind>
-std::shared_ptr<Network> make(const NetworkSetup& setup) {
-  return std::make_shared<Kind>(setup);
+class NetworkOf : public GroupNetwork {
+ public:
+  explicit NetworkOf(NetworkSetup setup) : setup_(std::move(setup)) {}
+
+ private:
+  std::shared_ptr<Network> make() override { return std::make_shared<Kind>(setup_); }
+
+  const NetworkSetup setup_;
+};
+
+template <typename Kind>
+std::shared_ptr<GroupNetwork> prepare(NetworkSetup setup) {
+  return std::make_shared<NetworkOf<Kind>>(std::move(setup));
 }
 
 struct Row {
   const char* name;
-  std::shared_ptr<Network> (*make)(const NetworkSetup&);
+  std::shared_ptr<GroupNetwork> (*prepare)(NetworkSetup);
 };
 constexpr Row kNetworks[] = {
-    {"gloo", &make<GlooNetwork>},
+    {"gloo", &prepare<GlooNetwork>},
 };
 
 }  // namespace
 
-std::function<std::shared_ptr<Network>()> networkMaker(const std::string& name,
-                                                       NetworkSetup setup) {
+std::shared_ptr<GroupNetwork> groupNetwork(const std::string& name, NetworkSetup setup) {
   std::string names;
   for (const Row& row : kNetworks) {
-    if (name == row.name) return [&row, setup = std::move(setup)] { return row.make(setup); };
+    if (name == row.name) return row.prepare(std::move(setup));
     names += (names.empty() ? "" : ", ") + std::string(row.name);
   }
   throw Error(ErrorKind::Value, concat("FASTCOLL_NETWORK or Options.network is '", name,

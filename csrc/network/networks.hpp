@@ -4,11 +4,10 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <functional>
 #include <memory>
 #include <string>
 
-#include "network/connection.hpp"
+#include "network/group_network.hpp"
 
 namespace fastcoll {
 
@@ -18,7 +17,7 @@ struct NetworkSetup {
   Milliseconds silence;
 };
 
-/// Returns the maker of the network with that name. Throws Error(Value) that lists the names.
-std::function<std::shared_ptr<Network>()> networkMaker(const std::string& name, NetworkSetup setup);
+/// A group's network of that name. Throws Error(Value) that lists the names.
+std::shared_ptr<GroupNetwork> groupNetwork(const std::string& name, NetworkSetup setup);
 
 }  // namespace fastcoll

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -26,12 +25,13 @@ namespace fastcoll {
 /// adds 1, and a process that ends its wait adds kOver. The first addition decides. A process that
 /// ends its wait second connects first, and then raises: see throwIfOver(). A process that finds
 /// second waits until its own timeout or fault.
+template <typename Look>
 class PollingStore : public c10d::Store {
  public:
   /// `decision`: the counter's key, the same in both processes of a connection. Calls `look` during
   /// a wait. A wait ends after `timeout`, or when `look` throws.
   PollingStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
-               std::chrono::milliseconds timeout, std::function<void()> look)
+               std::chrono::milliseconds timeout, Look look)
       : c10d::Store(timeout),
         store_(std::move(store)),
         decision_(std::move(decision)),
@@ -103,7 +103,7 @@ class PollingStore : public c10d::Store {
 
   c10::intrusive_ptr<c10d::Store> store_;
   const std::string decision_;
-  const std::function<void()> look_;
+  const Look look_;
   std::set<std::string> own_;
   std::optional<bool> decided_;
   std::exception_ptr over_;

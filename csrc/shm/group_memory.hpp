@@ -114,6 +114,7 @@ class GroupMemory {
 
     bool left() const;
   };
+  struct Writers;
   struct Member : Instance {
     std::atomic<bool> confirmed{false};
   };

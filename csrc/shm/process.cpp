@@ -139,19 +139,19 @@ void LocalProcess::wakeKeeper() const {
   [[maybe_unused]] const auto written = ::write(wakeEvent_, &one, sizeof one);
 }
 
-void LocalProcess::watch(std::function<bool()> look) {
+void LocalProcess::watch(std::shared_ptr<Watch> watch) {
   const std::lock_guard<std::mutex> lock(watchMutex_);
-  watches_.push_back(std::move(look));
+  watches_.push_back(std::move(watch));
   wakeKeeper();
 }
 
-bool LocalProcess::lookAll() {
-  std::vector<std::function<bool()>> watches;
+bool LocalProcess::pollWatches() {
+  std::vector<std::shared_ptr<Watch>> watches;
   {
     const std::lock_guard<std::mutex> lock(watchMutex_);
     watches.swap(watches_);
   }
-  std::erase_if(watches, [](auto& look) { return !look(); });
+  std::erase_if(watches, [](const auto& watch) { return !watch->poll(); });
   const std::lock_guard<std::mutex> lock(watchMutex_);
   watches_.swap(watches);  // so that the line below seldom allocates
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
@@ -221,7 +221,7 @@ void LocalProcess::keep() {
       if (stopping_) break;
       listener = listener_;
     }
-    watching = lookAll();
+    watching = pollWatches();
     serve(callers, waiting + 2);
     if ((waiting[1].revents & POLLIN) != 0) {
       const int connection = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
@@ -346,15 +346,15 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   return adopt(address.nonce, memory, reply.arenaBytes);
 }
 
-void LocalProcess::hold(std::uint64_t offset, std::function<bool()> over) {
+void LocalProcess::hold(std::uint64_t offset, std::unique_ptr<Writers> writers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  held_[offset] = std::move(over);
+  held_[offset] = std::move(writers);
 }
 
 void LocalProcess::retireHeld() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = held_.begin(); it != held_.end();) {
-    const bool over = it->second();
+    const bool over = it->second->ended();
     if (over) arena_->retire(it->first);
     it = over ? held_.erase(it) : std::next(it);
   }

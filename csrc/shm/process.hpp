@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -93,13 +92,26 @@ class LocalProcess {
   void prune();
   /// Retires held memory whose writers have finished.
   void retireHeld();
-  /// Keeps arena memory, which a peer may still write into, until `over` returns true. Any thread
-  /// may call `over`, at later calls of retireHeld().
-  void hold(std::uint64_t offset, std::function<bool()> over);
+  /// Peers that may still write into arena memory.
+  class Writers {
+   public:
+    virtual ~Writers() = default;
+    /// Whether none is left. Called by any thread, one at a time.
+    virtual bool ended() = 0;
+  };
+  /// Keeps arena memory until a later retireHeld() finds that its writers have ended.
+  void hold(std::uint64_t offset, std::unique_ptr<Writers> writers);
 
-  /// The keeper thread calls `look` ten times a second, until it returns false. `look` must not
-  /// wait. Valid after start().
-  void watch(std::function<bool()> look);
+  /// Polled by the keeper thread ten times a second, until poll() returns false. It must not wait.
+  class Watch {
+   public:
+    virtual bool poll() noexcept = 0;
+
+   protected:
+    ~Watch() = default;
+  };
+  /// Valid after start().
+  void watch(std::shared_ptr<Watch> watch);
 
   /// Marks a clean leave in the arena; also called at exit.
   void sayGoodbye() noexcept;
@@ -107,8 +119,8 @@ class LocalProcess {
  private:
   LocalProcess();
   void startKeeper(std::size_t arenaBytes);
-  void keep();     // body of the keeper thread
-  bool lookAll();  // calls the watches; true while any is left
+  void keep();         // body of the keeper thread
+  bool pollWatches();  // true while any is left
   void wakeKeeper() const;
   /// A connection before its hello.
   struct Caller {
@@ -130,11 +142,11 @@ class LocalProcess {
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
-  std::map<std::uint64_t, std::function<bool()>> held_;
+  std::map<std::uint64_t, std::unique_ptr<Writers>> held_;
   // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
   // thread that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;
-  std::vector<std::function<bool()>> watches_;
+  std::vector<std::shared_ptr<Watch>> watches_;
 };
 
 }  // namespace fastcoll

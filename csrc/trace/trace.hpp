@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -73,7 +72,7 @@ std::string dump(const std::string& reason);
 FASTCOLL_EXPORTED std::string write(const std::string& reason, std::string path = "");
 
 /// Sets a function that the watcher calls every 100 ms if faults are dumped. It must not throw.
-void setLook(std::function<void()> look);
+void setPoll(void (*poll)());
 /// Ends the watcher, at exit.
 void stopWatching() noexcept;
 

@@ -33,7 +33,7 @@ struct sigaction before;
 struct Watching {
   std::mutex mutex;
   std::optional<std::thread> thread;
-  std::function<void()> look;
+  void (*poll)() = nullptr;
 };
 
 Watching& watching() {
@@ -67,13 +67,13 @@ void watch(bool looks) {
     if (found > 0 && ::read(waits.fd, &rung, sizeof rung) != sizeof rung) rung = 0;
     if (rung % kEnd != 0) dumpByItself("signal");
     if (looks) {
-      std::function<void()> now;
+      void (*now)() = nullptr;
       {
         Watching& it = watching();
         const std::lock_guard<std::mutex> lock(it.mutex);
-        now = it.look;
+        now = it.poll;
       }
-      if (now) now();
+      if (now != nullptr) now();
     }
     if (rung >= kEnd) return;
   }
@@ -88,10 +88,10 @@ int signalOf(const std::string& name) {
   return name == "QUIT" ? SIGQUIT : 0;
 }
 
-void setLook(std::function<void()> function) {
+void setPoll(void (*poll)()) {
   Watching& it = watching();
   const std::lock_guard<std::mutex> lock(it.mutex);
-  it.look = std::move(function);
+  it.poll = poll;
 }
 
 void startWatcher(Recorder& recorder) {

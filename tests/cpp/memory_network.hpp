@@ -11,7 +11,7 @@
 #include <mutex>
 #include <string>
 
-#include "network/connection.hpp"
+#include "network/group_network.hpp"
 
 namespace stress {
 
@@ -131,6 +131,10 @@ class MemoryNetwork : public fastcoll::Network {
     std::shared_ptr<Wire> wire_;
     const int side_;
   };
+};
+
+class MemoryGroupNetwork : public fastcoll::GroupNetwork {
+  std::shared_ptr<fastcoll::Network> make() override { return std::make_shared<MemoryNetwork>(); }
 };
 
 }  // namespace stress

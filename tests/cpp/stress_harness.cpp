@@ -138,7 +138,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.settings.hostId = options.hostId;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
-      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.makeNetwork);
+      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.network);
 }
 
 Engine Rank::usedGroup(const std::string& name, const GroupOptions& options) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/cpu_engine.hpp"
+#include "memory_network.hpp"
 
 namespace stress {
 
@@ -46,7 +47,7 @@ struct GroupOptions {
   int spinMicros = -1;
   std::string sharedMemory = "require";
   std::string hostId;
-  CpuEngine::MakeNetwork makeNetwork;
+  std::shared_ptr<GroupNetwork> network = std::make_shared<MemoryGroupNetwork>();
 };
 
 /// One rank of a test.

@@ -139,7 +139,6 @@ GroupOptions onHosts(const std::string& placement, const Rank& me) {
   GroupOptions options;
   options.sharedMemory = "auto";
   options.hostId = hostOf(me.rank);
-  options.makeNetwork = [] { return std::make_shared<MemoryNetwork>(); };
   return options;
 }
 

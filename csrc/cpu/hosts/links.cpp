@@ -37,12 +37,12 @@ auto Links::lost(int host, Call call) {
 }
 
 Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
-             const std::string& id, Milliseconds timeout, Milliseconds grace, CheckPeers checkPeers)
+             const std::string& id, Milliseconds timeout, Milliseconds grace, GroupFaults& faults)
     : hosts_(hosts),
       memory_(memory),
       room_(std::max(kInlineBytes, 2 * sizeof(std::uint64_t) * hosts.most() * hosts.most())),
       network_(std::move(network)),
-      checkPeers_(std::move(checkPeers)),
+      faults_(faults),
       grace_(grace) {
   const int count = hosts.count(), here = hosts.here();
   links_.resize(count);
@@ -59,7 +59,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
     Link& made = link(peer);
     made.connection = lost(peer, [&] {
       return network_->connect(concat(id, "/", low, "-", high), here == low, limit,
-                               [this] { checkPeers_(site_); });
+                               [this] { faults_.throwIfPublished(site_); });
     });
     const std::size_t bytes = sizeof(Head) + room_;
     made.out.reset(new std::uint8_t[bytes]);
@@ -309,7 +309,7 @@ void Links::check(TimePoint began) {
     memory_.passOn();
     memory_.throwAborted(site_);
   }
-  checkPeers_(site_);
+  faults_.throwIfPublished(site_);
   if (Clock::now() < began + kLook) return;
   looked_ = (looked_ + 1) % others_.size();
   lookAt(others_[looked_]);

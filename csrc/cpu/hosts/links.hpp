@@ -13,13 +13,13 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cpu/algorithms/algorithm.hpp"
+#include "group/group_faults.hpp"
 #include "group/hosts.hpp"
 #include "network/connection.hpp"
 #include "shm/group_memory.hpp"
@@ -45,12 +45,9 @@ class Links {
   /// Most bytes of data in a frame.
   static constexpr std::size_t kInlineBytes = 64 * 1024;
 
-  /// Called periodically during a wait; throws if the group has failed elsewhere.
-  using CheckPeers = std::function<void(const ErrorSite& site)>;
-
   /// Connects this leader with all others, which do the same. `id` is that of the agreement.
   Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
-        const std::string& id, Milliseconds timeout, Milliseconds grace, CheckPeers checkPeers);
+        const std::string& id, Milliseconds timeout, Milliseconds grace, GroupFaults& faults);
   /// Sends close notices, waits until data in flight has arrived, and closes.
   ~Links();
 
@@ -168,7 +165,7 @@ class Links {
   ErrorSite site_;
   TimePoint deadline_;
   Milliseconds timeout_{};
-  const CheckPeers checkPeers_;
+  GroupFaults& faults_;
   const Milliseconds grace_;  // for another host to report its late rank, after the deadline
 };
 

@@ -33,7 +33,7 @@ auto LongMessages::lost(int rank, Call call) const {
 
 void LongMessages::begin() {
   if (pending_.empty()) return;
-  if (connections_ == nullptr) connections_ = &multiHost_.connections();
+  if (connections_ == nullptr) connections_ = &multiHost_.connector.madePointToPoint();
   for (Pending& one : pending_) {
     if (one.transfer != nullptr) continue;
     if (lost(one.rank, [&] { return connections_->borrow(one.rank); })) beginOne(one);
@@ -89,7 +89,7 @@ void LongMessages::checkTime(const Pending& one) {
   } else {
     checkInterrupt();
     multiHost_.stream->throwIfAborted();
-    multiHost_.checkPeers(multiHost_.site);  // the leader may have nothing to wait for
+    multiHost_.faults.throwIfPublished(multiHost_.site);  // the leader may have nothing to wait for
   }
   if (Clock::now() < deadlineAfter(*request_.deadline, 2 * kGrace)) return;
   throw Error(ErrorKind::Timeout, multiHost_.site,

@@ -22,6 +22,15 @@ class PointToPoint;
 
 class LongMessages {
  public:
+  /// Makes this rank's connections to other ranks when they are first needed.
+  class Connector {
+   public:
+    virtual PointToPoint& madePointToPoint() = 0;
+
+   protected:
+    ~Connector() = default;
+  };
+
   /// Whether a message is so long that a network transfer of its own is worth its time.
   static bool areLong(std::size_t bytes);
 

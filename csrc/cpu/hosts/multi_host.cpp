@@ -28,7 +28,7 @@ void runMultiHost(MultiHost& multiHost, const Request& request, ErrorSite site) 
     run(multiHost, request);
   } catch (const Error& error) {
     // Write the fault first: a host that detects closed connections reads it at once.
-    if (!isUnexplained(error)) multiHost.tellPeers(error);
+    if (!isUnexplained(error)) multiHost.faults.publish({error.kind(), error.cause()});
     multiHost.links->close();
     throw;
   } catch (...) {

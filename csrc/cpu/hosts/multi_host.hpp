@@ -42,18 +42,17 @@ class Scratch {
 constexpr Milliseconds kGrace{300};
 
 struct MultiHost {
+  MultiHost(GroupFaults& of, LongMessages::Connector& by) : faults(of), connector(by) {}
+
+  GroupFaults& faults;
+  LongMessages::Connector& connector;
   Hosts hosts;
   SegmentStream* stream = nullptr;  // of this host's ranks, if there are several
   std::unique_ptr<Links> links;     // of the leader
   std::size_t ringBytes = 0;        // equal on all ranks
   TuningTable tuning;
   GroupMemory* memory = nullptr;
-  std::function<PointToPoint&()> connections;  // of this rank, for long messages
-  ErrorSite site;                              // of the present collective
-  /// Throws if a rank that shares no memory with this one has written a fault.
-  std::function<void(const ErrorSite& site)> checkPeers;
-  /// Writes a fault for the ranks that share no memory with this one.
-  std::function<void(const Error&)> tellPeers;
+  ErrorSite site;  // of the present collective
   // Memory that the network may use during a collective and, if that fails, until connections are
   // closed.
   std::vector<Scratch> scratch;

@@ -81,7 +81,7 @@ void PointToPoint::meetPeers() {
     fault = std::current_exception();
   }
   const auto isHere = [](const auto& one) { return one.second == Rendezvous::Met::Here; };
-  if (std::ranges::any_of(found, isHere)) setup_.met();
+  if (std::ranges::any_of(found, isHere)) setup_.spin.poll(rendezvous_);
   lock.lock();
   meets_ = false;
   bool news = false;
@@ -111,7 +111,7 @@ bool PointToPoint::takeMet(int rank, Rendezvous::Met met) {
 
 /// Called under the lock when a peer is needed to which there is no connection.
 void PointToPoint::needConnections() {
-  if (connects_ || stopping_ || !setup_.network) return;
+  if (connects_ || stopping_) return;
   try {
     startJob([this] { connectPeers(); });
     connects_ = true;
@@ -199,7 +199,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
   };
   try {
     channel = std::make_unique<RemoteChannel>(
-        setup_.network()->connect(name, memory_.rank() < rank, Network::kConnect, look));
+        setup_.network.get()->connect(name, memory_.rank() < rank, Network::kConnect, look));
   } catch (const std::exception& error) {
     lost = error.what();
   }

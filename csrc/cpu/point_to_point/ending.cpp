@@ -92,7 +92,7 @@ void PointToPoint::flushRemote(TimePoint until) {
       lock.lock();
     }
     lock.unlock();
-    setup_.network()->drain(Clock::now() + Network::kDrain);
+    setup_.network.get()->drain(Clock::now() + Network::kDrain);
     lock.lock();
     each([&](int rank, Peer& peer) {
       // A fault closes the channel.

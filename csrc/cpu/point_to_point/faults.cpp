@@ -19,10 +19,10 @@ void PointToPoint::failAll() {
   complete(finished);
 }
 
-/// Reports the fault, once, to ranks that share no memory with this one.
-void PointToPoint::tellUnmet() {
+/// Publishes the fault, once, to ranks that share no memory with this one.
+void PointToPoint::publishFault() {
   beforeWait();
-  if (!std::exchange(toldUnmet_, true)) setup_.tellUnmet();
+  if (!std::exchange(published_, true)) setup_.faults.publish(memory_.recorded());
 }
 
 void PointToPoint::failAllLocked(Finished& finished) {
@@ -32,7 +32,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
   // read.
   beforeWait();
   memory_.passOn();
-  if (anyElsewhere_) tellUnmet();  // before they detect the closed connections
+  if (anyElsewhere_) publishFault();  // before they detect the closed connections
   closeUnused();
   for (auto next = all_.begin(); next != all_.end();) {
     const PointToPointRef op = *next++;
@@ -65,7 +65,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
 
 void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& finished) {
   memory_.abort(kind, cause);
-  tellUnmet();
+  publishFault();
   failAllLocked(finished);
 }
 
@@ -162,7 +162,7 @@ void PointToPoint::noteLost(int rank, const std::string& text, Finished& finishe
   }
   try {
     startJob([this, rank, why = peer.lost] {
-      const Fault fault = setup_.whyLost(rank, why);
+      const Fault fault = setup_.faults.explain(rank, why);
       Finished failed;
       {
         const std::lock_guard<std::mutex> lock(mutex_);

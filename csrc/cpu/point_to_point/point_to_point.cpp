@@ -27,11 +27,9 @@ void PointToPointOp::reset() {
   body_ = nullptr;
 }
 
-PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
-                           const std::atomic<int>& spinMicros, Setup setup)
+PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, Setup setup)
     : memory_(memory),
       rendezvous_(rendezvous),
-      spinMicros_(spinMicros),
       setup_(std::move(setup)),
       ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
       pieceBytes_(std::min(PairCells::kBytes, ringBytes_ / 4)),
@@ -101,7 +99,7 @@ bool PointToPoint::showFault(const Finished& finished) const {
 
 void PointToPoint::complete(Finished& finished) {
   if (finished.empty()) return;
-  if (showFault(finished)) setup_.failing();
+  if (showFault(finished)) setup_.faults.failing();
   for (auto& [op, fault] : finished) {
     op->complete(fault);
     op->done.store(true, std::memory_order_seq_cst);

@@ -41,7 +41,10 @@
 #include "base/clock.hpp"
 #include "cpu/point_to_point/pair_ring.hpp"
 #include "cpu/point_to_point/remote_channel.hpp"
+#include "cpu/spin_time.hpp"
+#include "group/group_faults.hpp"
 #include "group/rendezvous.hpp"
+#include "network/group_network.hpp"
 #include "shm/group_memory.hpp"
 #include "shm/message.hpp"
 #include "trace/trace.hpp"
@@ -102,27 +105,19 @@ class PointToPoint {
   static constexpr std::size_t kRecordBytesWhenFull = 4096;
 
   struct Setup {
+    GroupFaults& faults;
+    GroupNetwork& network;  // to other hosts
+    SpinTime& spin;
+    /// Its threads lock this, to keep alive what this object refers to.
+    std::weak_ptr<void> owner;
     /// Size of the ring to each peer that is sent more than small messages. It is less in groups so
     /// large that their rings would take much memory.
     std::size_t ringBytes = kRingBytes;
     StoresChoice stores = StoresChoice::Auto;
     /// From this size on, received messages are written past the caches (TuningTable).
     std::size_t streamingBytes = std::numeric_limits<std::size_t>::max();
-    /// Called before operations end with the group's fault, without locks.
-    std::function<void()> failing = [] {};
-    /// Called when the group has failed here, to notify ranks that this one has not met.
-    std::function<void()> tellUnmet = [] {};
-    /// Returns the network to other hosts.
-    std::function<std::shared_ptr<Network>()> network;
-    /// Why the connection to a rank broke; `text` is its error at this end. May take a moment.
-    std::function<Fault(int rank, const std::string& text)> whyLost;
-    /// Called after a peer of this host was met, and periodically.
-    std::function<void()> met = [] {};
-    /// Its threads lock this, to keep alive what this object refers to.
-    std::weak_ptr<void> owner;
   };
-  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, const std::atomic<int>& spinMicros,
-               Setup setup);
+  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, Setup setup);
   ~PointToPoint();
 
   // lending.cpp: connections to ranks of other hosts, for the collective that runs
@@ -242,7 +237,7 @@ class PointToPoint {
   std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
   bool isGone(int rank, TimePoint now);
   void fail(ErrorKind kind, const std::string& cause, Finished& finished);
-  void tellUnmet();
+  void publishFault();
   void failWith(const std::exception& error, Finished& finished);
   void failWith(const std::exception_ptr& error, Finished& finished);
   void failAllLocked(Finished& finished);
@@ -313,7 +308,6 @@ class PointToPoint {
 
   GroupMemory& memory_;
   Rendezvous& rendezvous_;
-  const std::atomic<int>& spinMicros_;
   const Setup setup_;
   const std::size_t ringBytes_;
   const std::size_t pieceBytes_;
@@ -349,9 +343,9 @@ class PointToPoint {
 
   // For peers on other hosts.
   std::atomic<bool> anyElsewhere_{false};
-  bool toldUnmet_ = false;
-  bool connects_ = false;  // a thread polls for peers that want to connect
-  int jobs_ = 0;           // pooled threads that run jobs of this object
+  bool published_ = false;  // the fault, to ranks that share no memory with this one
+  bool connects_ = false;   // a thread polls for peers that want to connect
+  int jobs_ = 0;            // pooled threads that run jobs of this object
   std::condition_variable changed_;
   std::atomic<int> sleepers_{0};  // threads that wait on `changed_`
 };

@@ -41,7 +41,7 @@ bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
 /// another host.
 std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint until) {
   const ScopedCount<int> counted(waiters_);
-  const auto spin = std::chrono::microseconds(spinMicros_);
+  const auto spin = std::chrono::microseconds(setup_.spin.micros());
   int idle = 0;  // rounds since something moved
   TimePoint idleSince;
   TimePoint looked = TimePoint::min();  // for signals
@@ -203,7 +203,7 @@ void PointToPoint::serveInBackground() {
     callReaders();  // other threads may serve other peers only
     callHelpers();
     lock.unlock();
-    setup_.met();
+    setup_.spin.poll(rendezvous_);
     lock.lock();
     if (looked || waitedFor) continue;
     if (restless()) {
