@@ -46,7 +46,7 @@ void PointToPoint::needToMeet(int rank) {
   // Collectives have met it. Or it has died, and what it wrote before counts.
   if (memory_.isConfirmed(rank) ||
       (memory_.isDead(rank) && memory_.isMutual(rank, memory_.nonceOf(rank)))) {
-    takeMet(rank, Rendezvous::Met::Here);
+    setPlace(rank, Place::Here);
     return;
   }
   const auto now = Clock::now();
@@ -55,7 +55,7 @@ void PointToPoint::needToMeet(int rank) {
       startJob([this] { meetPeers(); });
       meets_ = true;
     } catch (const std::exception&) {  // no thread: do it here
-      takeMet(rank, rendezvous_.tryMeet(rank));
+      setPlace(rank, rendezvous_.tryMeet(rank));
     }
     nextMeet_ = now + std::min(kLongestPause, kFirstPause * (1 << std::min(looksInVain_++, 6)));
   }
@@ -69,23 +69,23 @@ void PointToPoint::meetPeers() {
   Lock lock(mutex_);
   for (int rank = 0; rank < memory_.size(); ++rank) {
     const Peer& peer = peers_[rank];
-    if (peer.paired || peer.elsewhere || rank == memory_.rank()) continue;
+    if (peer.isMet() || rank == memory_.rank()) continue;
     if (anyReceives_ > 0 || peer.busy() || peer.unmet()) wanted.push_back(rank);
   }
   lock.unlock();
-  std::vector<std::pair<int, Rendezvous::Met>> found;
+  std::vector<std::pair<int, Place>> found;
   std::exception_ptr fault;
   try {
     for (const int rank : wanted) found.emplace_back(rank, rendezvous_.tryMeet(rank));
   } catch (const std::exception&) {
     fault = std::current_exception();
   }
-  const auto isHere = [](const auto& one) { return one.second == Rendezvous::Met::Here; };
+  const auto isHere = [](const auto& one) { return one.second == Place::Here; };
   if (std::ranges::any_of(found, isHere)) setup_.spin.poll(rendezvous_);
   lock.lock();
   meets_ = false;
   bool news = false;
-  for (const auto& [rank, met] : found) news = takeMet(rank, met) || news;
+  for (const auto& [rank, place] : found) news = setPlace(rank, place) || news;
   if (news) {
     looksInVain_ = 0;
     progress(finished, false);
@@ -97,16 +97,15 @@ void PointToPoint::meetPeers() {
   complete(finished);
 }
 
-/// Takes the result of tryMeet(). Returns whether it is news, or the peer is paired.
-bool PointToPoint::takeMet(int rank, Rendezvous::Met met) {
-  Peer& peer = peers_[rank];
-  const bool news = !peer.known && met != Rendezvous::Met::NotYet;
-  peer.paired = met == Rendezvous::Met::Here;
-  peer.known = met != Rendezvous::Met::NotYet;
-  peer.elsewhere = met == Rendezvous::Met::Elsewhere;
-  if (peer.paired) ring(rank);  // the peer may wait for what was posted before it could be rung
-  if (peer.elsewhere) anyElsewhere_ = true;
-  return news || peer.paired;
+/// Returns whether that is news, or the peer is Here.
+bool PointToPoint::setPlace(int rank, Place place) {
+  Place& now = peers_[rank].place;
+  if (now == Place::Here && place != Place::Here) return false;  // an answer from before
+  const Place before = std::exchange(now, place);
+  // The peer may wait for what was posted before it could be rung.
+  if (place == Place::Here) ring(rank);
+  if (place == Place::Elsewhere) anyElsewhere_ = true;
+  return place == Place::Here || (before == Place::NotYet && place != Place::NotYet);
 }
 
 /// Called under the lock when a peer is needed to which there is no connection.
@@ -130,9 +129,10 @@ void PointToPoint::connectPeers() {
     std::vector<std::pair<int, bool>> wanted;
     for (int rank = 0; rank < memory_.size(); ++rank) {
       const Peer& peer = peers_[rank];
-      if ((!peer.elsewhere && !peer.asked) || peer.channel || peer.connecting || !peer.lost.empty())
-        continue;
-      const bool named = peer.asked || peer.expects(false);
+      const PeerConnection& remote = peer.remote;
+      if (remote.state != PeerConnection::State::None) continue;
+      if (peer.place != Place::Elsewhere && !remote.wanted) continue;
+      const bool named = remote.wanted || peer.expects(false);
       if (named || anyReceives_ > 0) wanted.emplace_back(rank, named);
     }
     if (wanted.empty() || stopping_ || memory_.aborted()) break;
@@ -163,11 +163,11 @@ void PointToPoint::connectPeers() {
       break;
     }
     for (const int rank : moved) {
-      peers_[rank].elsewhere = false;
+      if (peers_[rank].place == Place::Elsewhere) setPlace(rank, Place::Pairing);
       mayBeBusy_[rank] = 1;  // it may be unmet()
     }
     for (const auto& [rank, name] : met) {
-      peers_[rank].connecting = true;
+      peers_[rank].remote.connect();
       startJob([this, peer = rank, name = name] { connectTo(peer, name); });
     }
     // That job may have to wait for this thread; the next look starts another one here.
@@ -187,7 +187,7 @@ void PointToPoint::connectPeers() {
 
 void PointToPoint::connectTo(int rank, const std::string& name) {
   std::unique_ptr<RemoteChannel> channel;
-  std::string lost;
+  std::string how;           // it failed
   std::exception_ptr fault;  // whole; the network's error has a part of its text
   const auto look = [&] {
     try {
@@ -201,20 +201,19 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
     channel = std::make_unique<RemoteChannel>(
         setup_.network.get()->connect(name, memory_.rank() < rank, Network::kConnect, look));
   } catch (const std::exception& error) {
-    lost = error.what();
+    how = error.what();
   }
   Finished finished;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Peer& peer = peers_[rank];
-    peer.connecting = false;
+    PeerConnection& remote = peers_[rank].remote;
     if (channel != nullptr) {
       channel->setFull(full_);
-      peer.channel = std::move(channel);
+      remote.open(std::move(channel));
       progress(finished, false);
     } else {
-      if (fault != nullptr && (active() || peer.asked)) failWith(fault, finished);
-      noteLost(rank, lost, finished);
+      if (fault != nullptr && (active() || remote.wanted)) failWith(fault, finished);
+      noteLost(rank, how, finished);
     }
     leave(finished);
     wakeBackground();

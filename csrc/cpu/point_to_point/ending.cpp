@@ -50,11 +50,9 @@ void PointToPoint::closeUnused() {
   for (const PointToPointRef& op : all_) {
     if (!op->body_) continue;
     const int rank = op->send ? op->peer : op->source;
-    if (peers_[rank].users == 0) op->body_.reset();
+    if (peers_[rank].remote.users == 0) op->body_.reset();
   }
-  for (Peer& peer : peers_) {
-    if (peer.users == 0) peer.channel.reset();
-  }
+  for (Peer& peer : peers_) peer.remote.closeUnused();
 }
 
 /// Sends close notices to the peers on other hosts, and waits for theirs. Closing a connection may
@@ -68,24 +66,24 @@ void PointToPoint::flushRemote(TimePoint until) {
     until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
     const auto each = [this](auto use) {
       for (int rank = 0; rank < memory_.size(); ++rank) {
-        Peer& peer = peers_[rank];
-        if (!peer.channel || !peer.lost.empty()) continue;
+        PeerConnection& remote = peers_[rank].remote;
+        if (!remote.isConnected()) continue;
         try {
-          use(rank, peer);
+          use(rank, remote);
         } catch (const ConnectionLost& error) {
-          peer.lost = error.what();
+          remote.lose(error.what());
         }
       }
     };
     bool connected = false;
-    each([&connected](int, Peer& peer) {
+    each([&connected](int, PeerConnection& remote) {
       connected = true;
-      peer.channel->sayGoodbye();
+      remote.channel->sayGoodbye();
     });
     if (!connected) return;
     for (;;) {
       bool sent = true;
-      each([&sent](int, Peer& peer) { sent = peer.channel->sent() && sent; });
+      each([&sent](int, PeerConnection& remote) { sent = remote.channel->sent() && sent; });
       if (sent || memory_.aborted() || Clock::now() >= until) break;
       lock.unlock();
       std::this_thread::sleep_for(kPoll);
@@ -94,12 +92,12 @@ void PointToPoint::flushRemote(TimePoint until) {
     lock.unlock();
     setup_.network.get()->drain(Clock::now() + Network::kDrain);
     lock.lock();
-    each([&](int rank, Peer& peer) {
+    each([&](int rank, PeerConnection& remote) {
       // A fault closes the channel.
-      while (peer.channel && !memory_.aborted() && peer.lost.empty() &&
-             !peer.channel->heardGoodbye() && Clock::now() < until) {
+      while (remote.isConnected() && !memory_.aborted() && !remote.hasLeft() &&
+             Clock::now() < until) {
         const auto next = std::min<TimePoint>(until, Clock::now() + kLook);
-        if (peer.reading) {
+        if (remote.reading) {
           changed_.wait_until(lock, next);
         } else {
           read(rank, next, lock, finished);

@@ -38,7 +38,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     const PointToPointRef op = *next++;
     // The network may still use its memory: fail it later, when the channel is closed.
     const int peer = op->send ? op->peer : op->source;
-    if (op->bodyUnderWay_ && peers_[peer].channel) continue;
+    if (op->bodyUnderWay_ && peers_[peer].remote.channel) continue;
     try {
       memory_.throwAborted(errorSite(op->send ? "send" : "recv", memory_.identity(), op->seq));
     } catch (...) {
@@ -102,7 +102,7 @@ void PointToPoint::checkFaults(Finished& finished) {
       if (op->peer != kAnySource && memory_.isBound(op->peer)) {
         state = concat(" (state ", memory_.process(op->peer).state(), ")");
       } else if (op->peer != kAnySource) {
-        const bool met = peers_[op->peer].channel != nullptr;
+        const bool met = peers_[op->peer].remote.channel != nullptr;
         state = met ? "" : ", which has not used the group for point-to-point with this rank";
       }
       cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state,
@@ -116,7 +116,7 @@ void PointToPoint::checkFaults(Finished& finished) {
 /// name, whose end does not concern this one. Then the peer has kComeBack to come back.
 bool PointToPoint::isGone(int rank, TimePoint now) {
   const Peer& peer = peers_[rank];
-  if (peer.elsewhere) return peer.channel && peer.channel->heardGoodbye();
+  if (peer.place == Place::Elsewhere) return peer.remote.hasLeft();
   auto& since = peers_[rank].goneSince;
   if (!memory_.hasLeft(rank)) {
     since.reset();
@@ -131,7 +131,7 @@ bool PointToPoint::isGone(int rank, TimePoint now) {
 std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
   // The whole body may have arrived, and its thread may be about to report that.
   const int other = op.send ? op.peer : op.source;
-  if (op.bodyUnderWay_ && peers_[other].lost.empty()) return "";
+  if (op.bodyUnderWay_ && !peers_[other].remote.isLost()) return "";
   const bool any = op.peer == kAnySource;
   int absent = -1;
   int gone = 0;
@@ -150,18 +150,17 @@ std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now
 /// Records that the connection to the peer is lost. That is a fault if an operation needs the peer,
 /// and the peer has sent no close notice.
 void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
-  Peer& peer = peers_[rank];
-  if (peer.lost.empty()) peer.lost = text.empty() ? "it closed" : text;
-  const bool said = peer.channel && peer.channel->heardGoodbye();
+  PeerConnection& remote = peers_[rank].remote;
+  remote.lose(text);
   const auto concerns = [rank](const PointToPointRef& op) {
     return op->peer == rank || op->source == rank || (op->peer == kAnySource && op->source < 0);
   };
-  if (said || peer.explaining || stopping_ || memory_.aborted() ||
+  if (remote.hasLeft() || remote.explaining || stopping_ || memory_.aborted() ||
       std::ranges::none_of(all_, concerns)) {
     return;
   }
   try {
-    startJob([this, rank, why = peer.lost] {
+    startJob([this, rank, why = remote.cause] {
       const Fault fault = setup_.faults.explain(rank, why);
       Finished failed;
       {
@@ -170,9 +169,9 @@ void PointToPoint::noteLost(int rank, const std::string& text, Finished& finishe
       }
       complete(failed);
     });
-    peer.explaining = true;
+    remote.explaining = true;
   } catch (const std::exception&) {  // no thread: fail without the cause
-    fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), peer.lost), finished);
+    fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), remote.cause), finished);
   }
 }
 

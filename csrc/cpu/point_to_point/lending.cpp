@@ -7,25 +7,26 @@ namespace fastcoll {
 
 bool PointToPoint::borrow(int rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Peer& peer = peers_[rank];
-  if (peer.lent) return true;
-  if (!peer.lost.empty()) throw ConnectionLost(ErrorKind::Backend, peer.lost);
+  PeerConnection& remote = peers_[rank].remote;
+  if (remote.lent) return true;
+  if (remote.isLost()) throw ConnectionLost(ErrorKind::Backend, remote.cause);
   anyElsewhere_ = true;
-  peer.asked = peer.channel == nullptr;
-  if (peer.asked) {
+  remote.wanted = !remote.isConnected();
+  if (remote.wanted) {
     needConnections();
     return false;
   }
   if (memory_.aborted() || stopping_) return false;  // the channel is about to be closed
-  peer.lent = true;
-  ++peer.users;
+  remote.lent = true;
+  ++remote.users;
   return true;
 }
 
 void PointToPoint::awaitConnection(TimePoint until) {
   Lock lock(mutex_);
   const auto came = [](const Peer& peer) {
-    return peer.asked && (peer.channel || !peer.lost.empty());
+    const PeerConnection& remote = peer.remote;
+    return remote.wanted && (remote.isConnected() || remote.isLost());
   };
   changed_.wait_until(lock, until,
                       [&] { return memory_.aborted() || std::ranges::any_of(peers_, came); });
@@ -33,12 +34,13 @@ void PointToPoint::awaitConnection(TimePoint until) {
 
 TransferRef PointToPoint::sendTo(int rank, const void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[rank].channel->connection().send(data, bytes, RemoteChannel::longTag(bytes));
+  return peers_[rank].remote.channel->connection().send(data, bytes, RemoteChannel::longTag(bytes));
 }
 
 TransferRef PointToPoint::receiveFrom(int rank, void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[rank].channel->connection().receive(data, bytes, RemoteChannel::longTag(bytes));
+  return peers_[rank].remote.channel->connection().receive(data, bytes,
+                                                           RemoteChannel::longTag(bytes));
 }
 
 void PointToPoint::giveBack() noexcept {
@@ -47,17 +49,18 @@ void PointToPoint::giveBack() noexcept {
     Lock lock(mutex_);
     bool lent = false;
     for (Peer& peer : peers_) {
-      peer.asked = false;
-      if (!peer.lent) continue;
-      peer.lent = false;
-      --peer.users;
+      PeerConnection& remote = peer.remote;
+      remote.wanted = false;
+      if (!remote.lent) continue;
+      remote.lent = false;
+      --remote.users;
       lent = true;
     }
     if (!lent) return;
     leave(finished);
     // After a fault the last user of a channel detects it soon and closes the channel. If the abort
     // came when there was no user, this thread closes it.
-    const auto open = [](const Peer& peer) { return peer.channel != nullptr; };
+    const auto open = [](const Peer& peer) { return peer.remote.channel != nullptr; };
     while (memory_.aborted() && std::ranges::any_of(peers_, open)) {
       changed_.wait_for(lock, Milliseconds(20));
       leave(finished);

@@ -169,11 +169,11 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
 
 bool PointToPoint::advancePeer(int rank, Finished& finished) {
   Peer& peer = peers_[rank];
-  if (!peer.paired && !peer.elsewhere) needToMeet(rank);
-  if (peer.elsewhere) return advanceRemote(rank, finished);
-  if (!peer.known) return false;
-  bool moved = advanceSends(rank, finished);  // before it is paired: the channel is own memory
-  if (peer.paired && !peer.in) {
+  if (!peer.isMet()) needToMeet(rank);
+  if (peer.place == Place::Elsewhere) return advanceRemote(rank, finished);
+  if (peer.place == Place::NotYet) return false;
+  bool moved = advanceSends(rank, finished);  // even before it is Here: the channel is own memory
+  if (peer.place == Place::Here && !peer.in) {
     const std::uint64_t offset =
         memory_.block(rank).link(memory_.rank()).channel.load(std::memory_order_acquire);
     if (offset == 0) return moved;

@@ -21,6 +21,20 @@
 // memory to memory. A thread that waits for a message reads the records of its peer, and waits on
 // the network for its body. Pooled threads do both for messages without a waiter. Collectives
 // borrow these connections for their long messages (cpu/hosts/long_messages.hpp).
+//
+// The place of a peer decides how its messages go. Only setPlace() changes it, under the lock.
+//
+//   place      meaning                       messages                      next
+//   NotYet     has not created the group     wait                          any, by tryMeet()
+//   Pairing    on this host; not bound, or   written to the own channel;   Here, by tryMeet() or
+//              may mean an earlier instance  none is read                  by a collective
+//   Here       on this host, and bound       through shared memory         -
+//   Elsewhere  on another host               over its connection: see      Pairing, if tryConnect()
+//                                            peer_connection.hpp           finds it on this host
+//
+// A peer has a connection apart from its place: a collective may connect with a peer that no
+// message has met. It may also connect with one that is Here, if the ranks of this host have agreed
+// later to share no memory in collectives.
 #pragma once
 
 #include <array>
@@ -40,6 +54,7 @@
 
 #include "base/clock.hpp"
 #include "cpu/point_to_point/pair_ring.hpp"
+#include "cpu/point_to_point/peer_connection.hpp"
 #include "cpu/point_to_point/remote_channel.hpp"
 #include "cpu/spin_time.hpp"
 #include "group/group_faults.hpp"
@@ -163,6 +178,7 @@ class PointToPoint {
     Payload payload;
     std::size_t held;  // bytes in `payload`
   };
+  using Place = Rendezvous::Met;
   struct Peer {
     std::deque<PointToPointRef> sends;     // in order; the first may have begun
     std::vector<PointToPointRef> asking;   // sends that await the receiver's answer
@@ -179,30 +195,21 @@ class PointToPoint {
     PairChannel* inChannel = nullptr;     // the peer's channel to this rank
     std::optional<PairWriter> out;
     std::optional<PairReader> in;
-    bool large = false;    // `out` writes into the large ring
-    bool cramped = false;  // memory for that was refused
-    bool known = false;    // whether its host is known
-    bool paired = false;
+    bool large = false;                  // `out` writes into the large ring
+    bool cramped = false;                // memory for that was refused
+    PairCells cells;                     // of both directions, with a peer on this host
     std::optional<TimePoint> goneSince;  // since when it has left, if it may come back
-    // Of a peer on another host.
-    bool elsewhere = false;
-    bool connecting = false;
-    bool asked = false;  // a collective wants the connection
-    bool lent = false;   // the channel is lent to a collective, which counts as a user
-    std::unique_ptr<RemoteChannel> channel;
-    bool reading = false;     // a thread waits for its next record
-    int users = 0;            // threads that use the channel without the lock
-    std::string lost;         // how the connection broke
-    bool explaining = false;  // a thread finds out why
-    PairCells cells;          // of both directions, with a peer on this host
+    Place place = Place::NotYet;
+    PeerConnection remote;
     /// Whether an operation with the peer is pending.
     bool busy() const {
       return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
              !open.empty() || !pulls.empty();
     }
+    bool isMet() const { return place == Place::Here || place == Place::Elsewhere; }
     /// Whether there is a channel to it that it cannot find yet: both must mean each other's
     /// instance first.
-    bool unmet() const { return out.has_value() && !paired && !elsewhere; }
+    bool unmet() const { return out.has_value() && !isMet(); }
     /// Whether a record of the peer is expected: a message, or a credit for a send.
     bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
   };
@@ -300,7 +307,7 @@ class PointToPoint {
   // connecting.cpp
   void needToMeet(int rank);
   void meetPeers();
-  bool takeMet(int rank, Rendezvous::Met met);
+  bool setPlace(int rank, Place place);
   void needConnections();
   void connectPeers();
   void connectTo(int rank, const std::string& name);

@@ -97,7 +97,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
   Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks != 0,
                      head.bytes, head.where,     Payload(), 0};
   const bool small = message.bytes <= length;
-  const bool odd = peer.elsewhere && length != (head.asks ? 0 : head.bytes);
+  const bool odd = peer.place == Place::Elsewhere && length != (head.asks ? 0 : head.bytes);
   if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), " sends ", length,
                 " bytes of a message of ", message.bytes, kReportThis);
@@ -216,7 +216,7 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
   full_ = full;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     Peer& peer = peers_[rank];
-    if (peer.channel) peer.channel->setFull(full);
+    if (peer.remote.channel) peer.remote.channel->setFull(full);
     if (!peer.in || memory_.hasLeft(rank)) continue;
     peer.inChannel->full.store(full ? 1 : 0, std::memory_order_relaxed);
   }
@@ -246,7 +246,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
   }
   Peer& peer = peers_[message.source];
   mayBeBusy_[message.source] = 1;
-  if (peer.elsewhere) {
+  if (peer.place == Place::Elsewhere) {
     receiveBody(*op);
     return;
   }

@@ -31,17 +31,18 @@ std::uint8_t* inOnePiece(const Message& message) {
 
 bool PointToPoint::advanceRemote(int rank, Finished& finished) {
   Peer& peer = peers_[rank];
-  if (!peer.lost.empty()) {
-    noteLost(rank, peer.lost, finished);
+  PeerConnection& remote = peer.remote;
+  if (remote.isLost()) {
+    noteLost(rank, remote.cause, finished);
     return false;
   }
-  if (!peer.channel) {
+  if (!remote.isConnected()) {
     needConnections();
     return false;
   }
   bool moved = false;
   try {
-    while (!peer.sends.empty() && peer.channel->fits()) {
+    while (!peer.sends.empty() && remote.channel->fits()) {
       const PointToPointRef op = peer.sends.front();
       sendRemote(peer, *op);
       moved = true;
@@ -56,26 +57,27 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
 
 /// Writes the message's record, for which there is room. Starts the transfer of a separate body.
 void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
+  RemoteChannel& channel = *peer.remote.channel;
   const std::size_t bytes = op.message.bytes();
   RecordHead head{};
   head.kind = RecordHead::kMessage;
   head.tag = op.tag;
   head.dtype = op.dtype;
   head.bytes = bytes;
-  head.asks = bytes > (peer.channel->peerIsFull() ? kRecordBytesWhenFull : kRecordBytes);
+  head.asks = bytes > (channel.peerIsFull() ? kRecordBytesWhenFull : kRecordBytes);
   if (!head.asks) head.length = static_cast<std::uint32_t>(bytes);
-  peer.channel->write(head, op.message, 0);
+  channel.write(head, op.message, 0);
   op.number_ = peer.sent++;
   op.begun_ = true;
   trace::start(op.trace);
   if (!head.asks) return;
-  op.body_ = peer.channel->connection().send(inOnePiece(op.message), bytes,
-                                             RemoteChannel::bodyTag(op.number_));
+  op.body_ =
+      channel.connection().send(inOnePiece(op.message), bytes, RemoteChannel::bodyTag(op.number_));
   op.bodyUnderWay_ = true;
 }
 
 void PointToPoint::receiveBody(PointToPointOp& op) {
-  op.body_ = peers_[op.source].channel->connection().receive(
+  op.body_ = peers_[op.source].remote.channel->connection().receive(
       inOnePiece(op.message), op.message.bytes(), RemoteChannel::bodyTag(op.number_));
   op.bodyUnderWay_ = true;
 }
@@ -84,9 +86,9 @@ void PointToPoint::receiveBody(PointToPointOp& op) {
 void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock,
                              Finished& finished) {
   const int rank = op->send ? op->peer : op->source;
-  Peer& peer = peers_[rank];
+  PeerConnection& remote = peers_[rank].remote;
   op->bodyAwaited_ = true;
-  ++peer.users;
+  ++remote.users;
   lock.unlock();
   bool ended = false;
   std::string lost;
@@ -98,14 +100,13 @@ void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& l
   lock.lock();
   if (!lost.empty()) {
     // If the peer's close notice has arrived before, the peer has left and is not lost.
-    while (!peer.reading && peer.lost.empty() && !peer.channel->heardGoodbye() &&
-           !memory_.aborted() && !stopping_) {
+    while (remote.mayRead() && !memory_.aborted() && !stopping_) {
       if (!read(rank, Clock::now(), lock, finished)) break;
     }
     noteLost(rank, lost, finished);
   }
   op->bodyAwaited_ = false;
-  --peer.users;
+  --remote.users;
   if (ended && !memory_.aborted()) {
     op->body_.reset();
     op->bodyUnderWay_ = false;
@@ -121,7 +122,7 @@ void PointToPoint::callHelpers() {
     if (!op.body_ || op.bodyAwaited_ || op.waiters_ > 0 || stopping_ || memory_.aborted()) {
       return false;
     }
-    return peers_[op.send ? op.peer : op.source].lost.empty();
+    return !peers_[op.send ? op.peer : op.source].remote.isLost();
   };
   for (const PointToPointRef& op : all_) {
     if (!unattended(*op)) continue;
@@ -150,10 +151,10 @@ void PointToPoint::callHelpers() {
 /// Waits for the peer's next record without the lock, and takes what has arrived. False if none
 /// has.
 bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
-  Peer& peer = peers_[rank];
-  RemoteChannel& channel = *peer.channel;
-  peer.reading = true;
-  ++peer.users;
+  PeerConnection& remote = peers_[rank].remote;
+  RemoteChannel& channel = *remote.channel;
+  remote.reading = true;
+  ++remote.users;
   lock.unlock();
   bool came = false;
   std::string lost;
@@ -163,7 +164,7 @@ bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finishe
     lost = error.what();
   }
   lock.lock();
-  peer.reading = false;
+  remote.reading = false;
   if (!lost.empty()) noteLost(rank, lost, finished);
   if (came && !memory_.aborted()) {
     try {
@@ -175,13 +176,13 @@ bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finishe
       failWith(error, finished);
     }
   }
-  --peer.users;
+  --remote.users;
   leave(finished);
   return came;
 }
 
 void PointToPoint::takeRemote(int rank, Finished& finished) {
-  RemoteChannel& channel = *peers_[rank].channel;
+  RemoteChannel& channel = *peers_[rank].remote.channel;
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
     throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
@@ -209,14 +210,14 @@ void PointToPoint::callReaders() {
   for (int rank = 0; rank < memory_.size(); ++rank) {
     Peer& peer = peers_[rank];
     const auto wanted = [this, &peer] {
-      return peer.elsewhere && peer.channel && !peer.reading && peer.lost.empty() && !stopping_ &&
-             !memory_.aborted() && !peer.channel->heardGoodbye() && peer.expects(anyReceives_ > 0);
+      return peer.place == Place::Elsewhere && peer.remote.mayRead() && !stopping_ &&
+             !memory_.aborted() && peer.expects(anyReceives_ > 0);
     };
     if (!wanted()) continue;
     try {
       startJob([this, rank, &peer, wanted] {
         Lock lock(mutex_);
-        peer.reading = false;
+        peer.remote.reading = false;
         while (wanted()) {
           Finished finished;
           read(rank, Clock::now() + kSlice, lock, finished);
@@ -230,7 +231,7 @@ void PointToPoint::callReaders() {
     } catch (const std::exception&) {  // no thread: retry at the next look
       return;
     }
-    peer.reading = true;  // by the thread that starts
+    peer.remote.reading = true;  // by the thread that starts
   }
 }
 
@@ -241,7 +242,7 @@ bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   if (!memory_.isOpen()) return true;
   if (!anyElsewhere_ || op.peer == kAnySource) return false;
   const Lock lock = lockAfterWait(mutex_);
-  return peers_[op.peer].elsewhere;
+  return peers_[op.peer].place == Place::Elsewhere;
 }
 
 /// See wait(). For peers of other hosts; nullopt if the peer is, or may be, on this host.
@@ -252,7 +253,7 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
   TimePoint looked = Clock::now();
   Lock lock(mutex_);
   while (!op->done.load(std::memory_order_acquire)) {
-    const bool here = op->peer == kAnySource || !peers_[op->peer].elsewhere;
+    const bool here = op->peer == kAnySource || peers_[op->peer].place != Place::Elsewhere;
     if (memory_.isOpen() && here) return std::nullopt;  // met meanwhile; it rings the doorbell
     const auto now = Clock::now();
     if (now >= until) return false;
@@ -276,11 +277,10 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
                                  Finished& finished) {
   const int rank = op->send ? op->peer : std::max(op->source, op->peer);
   Peer* const peer = rank == kAnySource ? nullptr : &peers_[rank];
-  if (peer != nullptr && peer->elsewhere && peer->channel && peer->lost.empty() && !op->ended_ &&
-      !stopping_ && !memory_.aborted()) {
+  if (peer != nullptr && peer->place == Place::Elsewhere && peer->remote.isConnected() &&
+      !op->ended_ && !stopping_ && !memory_.aborted()) {
     if (!op->body_) {
-      const bool reads = !peer->reading && !peer->channel->heardGoodbye();
-      if (reads) {
+      if (peer->remote.mayRead()) {
         read(rank, until, lock, finished);
         return;
       }

@@ -122,7 +122,7 @@ void PointToPoint::stop() {
     // Threads wait in slices, but the store or the network may block one longer.
     changed_.wait_for(lock, kJobsEnd, [this] {
       return jobs_ == 0 && std::ranges::all_of(peers_, [](const Peer& peer) {
-               return peer.users == (peer.lent ? 1 : 0);
+               return peer.remote.users == (peer.remote.lent ? 1 : 0);
              });
     });
     closeUnused();
