@@ -1,6 +1,6 @@
 """Collectives between ranks that are streams of one process on one GPU, compared with the traffic of their formulas.
 
-Each rank launches what ships, with the channels and sizes of a ``Room``. So many channels are left out that the
+Each rank launches what ships, with the channels and sizes of a ``RegionSizes``. So many channels are left out that the
 programs of all ranks are on the device at once, because they wait for each other.
 
 The head of each kernel's file has the bytes that a rank reads and writes. The traffic is their sum over all ranks, all
@@ -18,7 +18,7 @@ import torch
 
 from fastcoll.bench.kernel_cases import Case, total, verified
 from fastcoll.buckets import BucketLayout
-from fastcoll.cuda.symmetric import ROOM, Room
+from fastcoll.cuda.symmetric import REGION_SIZES, RegionSizes
 from fastcoll.kernels import ring
 from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.peers import PeerBuffers, PeerLayout
@@ -27,7 +27,7 @@ from fastcoll.kernels.staged import one_shot, two_shot
 __all__ = [
     "ALGORITHMS",
     "RANKS",
-    "ROOMS",
+    "REGIONS",
     "SIZES",
     "all_reduce_case",
     "all_reduce_cases",
@@ -38,10 +38,10 @@ __all__ = [
 
 ALGORITHMS = ("one_shot", "two_shot", "ring", "bucket")
 RANKS = (2, 8)
-ROOMS = (
-    ROOM,
-    Room(stage_bytes=ROOM.stage_bytes // 2, slot_bytes=ROOM.slot_bytes // 2),
-    Room(stage_bytes=ROOM.stage_bytes * 2, slot_bytes=ROOM.slot_bytes * 2),
+REGIONS = (
+    REGION_SIZES,
+    RegionSizes(stage_bytes=REGION_SIZES.stage_bytes // 2, slot_bytes=REGION_SIZES.slot_bytes // 2),
+    RegionSizes(stage_bytes=REGION_SIZES.stage_bytes * 2, slot_bytes=REGION_SIZES.slot_bytes * 2),
 )
 SIZES = (64 << 20, 1 << 10, 1 << 20, 256 << 20)
 """Bytes of a message."""
@@ -79,19 +79,23 @@ def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
     return ranks * each[algorithm]
 
 
-def _case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype, room: Room) -> str:
+def _case_name(
+    algorithm: str, ranks: int, size: int, dtype: torch.dtype, shape: RegionSizes
+) -> str:
     """Returns the row of the table."""
     mebibytes, kind = size / (1 << 20), str(dtype).removeprefix("torch.")
-    sizes = f" {room.stage_bytes >> 10}/{room.slot_bytes >> 10} KiB" if room != ROOM else ""
+    sizes = (
+        f" {shape.stage_bytes >> 10}/{shape.slot_bytes >> 10} KiB" if shape != REGION_SIZES else ""
+    )
     return f"{algorithm} {ranks} streams {mebibytes:.4g} MiB {kind}{sizes}"
 
 
-def _layout_for(ranks: int, room: Room, device: torch.device) -> PeerLayout:
+def _layout_for(ranks: int, shape: RegionSizes, device: torch.device) -> PeerLayout:
     channels = 1  # as a rank of the interpreter must not wait for another
     if device.type == "cuda":
         count = torch.cuda.get_device_properties(device).multi_processor_count
-        channels = min(room.channels, _RESIDENT * count // ranks)
-    return PeerLayout(channels, room.stage_bytes, room.slots, room.slot_bytes)
+        channels = min(shape.channels, _RESIDENT * count // ranks)
+    return PeerLayout(channels, shape.stage_bytes, shape.slots, shape.slot_bytes)
 
 
 def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -138,10 +142,10 @@ def all_reduce_case(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-    room: Room = ROOM,
+    shape: RegionSizes = REGION_SIZES,
 ) -> Case:
     """Returns the all-reduce of `ranks` messages of `size` bytes, each rank on a stream of its own."""
-    buffers = _buffers(ranks, _layout_for(ranks, room, device), device)
+    buffers = _buffers(ranks, _layout_for(ranks, shape, device), device)
     elements = size // dtype.itemsize
     sources = [_aligned(elements, dtype, device).normal_() for _ in range(ranks)]
     outs = [_aligned(elements, dtype, device) for _ in range(ranks)]
@@ -167,7 +171,7 @@ def all_reduce_case(
         for each in buffers:
             each.check()
 
-    name = _case_name(algorithm, ranks, size, dtype, room)
+    name = _case_name(algorithm, ranks, size, dtype, shape)
     moved = traffic(algorithm, ranks, size, dtype.itemsize)
     return Case(name, moved, ranks, {"fastcoll": work}, verify, check)
 
@@ -183,8 +187,8 @@ def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case
     for size, ranks, dtype, algorithm in product(SIZES, reversed(RANKS), _DTYPES, ALGORITHMS):
         yield partial(all_reduce_case, algorithm, ranks, size, dtype, device)
         if size == SIZES[0] and dtype == _DTYPES[0] and algorithm != "bucket":  # without staging
-            for room in ROOMS[1:]:
-                yield partial(all_reduce_case, algorithm, ranks, size, dtype, device, room)
+            for shape in REGIONS[1:]:
+                yield partial(all_reduce_case, algorithm, ranks, size, dtype, device, shape)
 
 
 def prepared_launches(

@@ -23,7 +23,7 @@ bool Communicators::add(std::shared_ptr<NcclCalls> calls, int device, std::strin
   if (aborted()) return false;
   all_.push_back({std::move(calls), device, peer, std::move(name)});
   const std::lock_guard<std::mutex> also(meetingsMutex_);
-  if (!instance.empty()) meetings_.push_back({std::move(instance), peer});
+  if (!instance.empty()) domains_.push_back({std::move(instance), peer});
   return true;
 }
 
@@ -86,9 +86,9 @@ void Communicators::abortAll() noexcept {
   if (all.size() > 1) nccl.groupEnd();
 }
 
-std::vector<Meeting> Communicators::meetings() const {
+std::vector<FaultDomain> Communicators::domains() const {
   const std::lock_guard<std::mutex> lock(meetingsMutex_);
-  return meetings_;
+  return domains_;
 }
 
 std::string Communicators::asyncError() {

@@ -14,15 +14,15 @@
 namespace fastcoll {
 
 /// Where ranks report faults to each other.
-struct Meeting {
+struct FaultDomain {
   std::string instance;  // equal on these ranks, unique to this life of the group
   int peer = -1;         // the other rank of a pair; -1: the whole group
 };
 
 class Communicators {
  public:
-  /// Adds the communicator of a device, or of a pair of ranks on it (`peer` as in Meeting). `name`
-  /// appears in messages. False after abortAll(): the caller must then abort it.
+  /// Adds the communicator of a device, or of a pair of ranks on it (`peer` as in FaultDomain).
+  /// `name` appears in messages. False after abortAll(): the caller must then abort it.
   bool add(std::shared_ptr<NcclCalls> calls, int device, std::string name, std::string instance,
            int peer);
   /// Call before the owner ends it. False if it was aborted: do not touch it then.
@@ -44,8 +44,8 @@ class Communicators {
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   /// The first error that a kernel or the library reports, or "".
   std::string asyncError();
-  /// The meetings of all communicators ever added.
-  std::vector<Meeting> meetings() const;
+  /// The domains of all communicators ever added.
+  std::vector<FaultDomain> domains() const;
 
  private:
   struct One {
@@ -65,7 +65,7 @@ class Communicators {
   std::vector<KernelWords> kernels_;
   mutable std::mutex asking_;  // taken before mutex_: no communicator ends while it is polled
   mutable std::mutex meetingsMutex_;
-  std::vector<Meeting> meetings_;
+  std::vector<FaultDomain> domains_;
 };
 
 }  // namespace fastcoll

@@ -16,8 +16,8 @@ namespace {
 
 constexpr Milliseconds kPoll{50};
 
-std::string progressKey(const Meeting& meeting, int rank) {
-  return concat(meeting.instance, "/progress/", rank);
+std::string progressKey(const FaultDomain& domain, int rank) {
+  return concat(domain.instance, "/progress/", rank);
 }
 
 }  // namespace
@@ -36,12 +36,12 @@ std::string PeerNews::heard() const {
   return first_.value_or("");
 }
 
-/// The keys also of meetings with one rank alone: that rank passes the fault on to its other peers.
-/// A meeting of all ranks comes first, because the first key names the fault that came before.
+/// The keys also of domains with one rank alone: that rank passes the fault on to its other peers.
+/// A domain of all ranks comes first, because the first key names the fault that came before.
 std::vector<std::string> PeerNews::faultKeys() const {
   std::vector<std::string> keys;
-  for (const Meeting& meeting : communicators_->meetings()) {
-    keys.insert(meeting.peer < 0 ? keys.begin() : keys.end(), faultKey(meeting.instance));
+  for (const FaultDomain& domain : communicators_->domains()) {
+    keys.insert(domain.peer < 0 ? keys.begin() : keys.end(), faultKey(domain.instance));
   }
   return keys;
 }
@@ -50,7 +50,7 @@ void PeerNews::listen(std::uint64_t second) noexcept {
   try {
     const std::uint64_t rings = bell_->rings(second);
     const std::vector<std::string> keys = faultKeys();
-    // A meeting may be added after the ring that was for it.
+    // A domain may be added after the ring that was for it.
     if (rings == 0 || std::pair(rings, keys.size()) == listened_) return;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -113,21 +113,20 @@ void PeerNews::stop(Milliseconds grace) noexcept {
 /// Posts this rank's progress, and polls for that of the others.
 void PeerNews::exchange(const std::string& progress, Milliseconds patience) noexcept {
   const auto until = deadlineAfter(Clock::now(), patience);
-  std::vector<std::pair<Meeting, int>> open;
-  for (const Meeting& meeting : communicators_->meetings()) {
+  std::vector<std::pair<FaultDomain, int>> open;
+  for (const FaultDomain& domain : communicators_->domains()) {
     for (int rank = 0; rank < size_; ++rank) {
-      if (meeting.peer < 0 || rank == meeting.peer || rank == rank_)
-        open.emplace_back(meeting, rank);
+      if (domain.peer < 0 || rank == domain.peer || rank == rank_) open.emplace_back(domain, rank);
     }
-    if (meeting.peer < 0) break;  // this meeting has all ranks
+    if (domain.peer < 0) break;  // this domain has all ranks
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [meeting, rank] : open) asked_.push_back(rank);
+    for (const auto& [domain, rank] : open) asked_.push_back(rank);
   }
   try {
-    for (const Meeting& meeting : communicators_->meetings()) {
-      store_->set(progressKey(meeting, rank_), progress);
+    for (const FaultDomain& domain : communicators_->domains()) {
+      store_->set(progressKey(domain, rank_), progress);
     }
     while (!open.empty() && Clock::now() < until) {
       for (auto it = open.begin(); it != open.end();) {

@@ -1,7 +1,7 @@
 // Exchanges fault reports between the ranks of a group through the store, on threads of fastcoll,
 // because a store may be slow, gone, or written in Python.
 //
-// Keys begin with the instance of a meeting, because a store may hold keys of an earlier life of
+// Keys begin with the instance of a domain, because a store may hold keys of an earlier life of
 // the group. `<instance>/progress/<rank>` is the progress of a rank. The first fault is written
 // under the instance, as on the CPU (group/faults.hpp).
 #pragma once

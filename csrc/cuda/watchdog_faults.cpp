@@ -94,7 +94,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
     }
     // Answer a fault of another rank; report a new one.
     const bool theirs = !news_->heard().empty() && ask;
-    if (!communicators_->meetings().empty()) {
+    if (!communicators_->domains().empty()) {
       news_->tell(theirs ? "" : cause, came, ask ? kAnswer : Milliseconds(0));
     } else {
       ask = false;  // there is no rank to ask

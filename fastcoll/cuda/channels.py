@@ -12,7 +12,7 @@ from collections import Counter
 
 import torch
 
-__all__ = ["BUDGET", "Share"]
+__all__ = ["BUDGET", "ChannelShare"]
 
 BUDGET = 64
 """Programs on a device, at most. In the worst case each has its own multiprocessor; an H100 has 132."""
@@ -28,7 +28,7 @@ def _budget(device: torch.device) -> int:
     return min(BUDGET, torch.cuda.get_device_properties(device).multi_processor_count // 2)
 
 
-class Share:
+class ChannelShare:
     """The programs of one group on a device.
 
     Args:

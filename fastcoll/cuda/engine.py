@@ -32,7 +32,7 @@ from fastcoll.cuda.nccl_config import NcclConfig
 from fastcoll.cuda.nccl_init import create_communicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
-from fastcoll.cuda.symmetric import Wish, open_region
+from fastcoll.cuda.symmetric import MappingRequest, open_region
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
 __all__ = ["CudaEngine", "engine_of", "engines"]
@@ -157,18 +157,18 @@ class CudaEngine:
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
         thresholds = self._thresholds_on(device_name(where))
-        wish = Wish(self._algorithm, thresholds, symmetric.ROOM, self._order)
+        request = MappingRequest(self._algorithm, thresholds, symmetric.REGION_SIZES, self._order)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),
             self._member,
             where,
             self._timeout.total_seconds(),
-            wish,
+            request,
             self._aborted,
             communicator.instance,
         )
         if region.peers is not None:
-            prefix = self._member.says("all_reduce", "")
+            prefix = self._member.message("all_reduce", "")
             words = region.peers.buffers.words
             self.communicators.add_kernels(words, prefix, self._member.size, region.processes)
         self.all_reduces[device] = AllReduces(
@@ -176,7 +176,7 @@ class CudaEngine:
             region,
             where,
             where if mapper is None else mapper.kernel_device(where),
-            wish.algorithm,
+            request.algorithm,
             self._order == "fixed",
             self._aborted,
             self._timeout.total_seconds(),
@@ -228,7 +228,7 @@ class CudaEngine:
                 try:
                     communicator.destroy(max(end - time.monotonic(), ABORT_SECONDS))
                 except Exception as error:
-                    _log.warning(self._member.says("destroy", str(error)))
+                    _log.warning(self._member.message("destroy", str(error)))
             else:
                 communicator.forget(ABORTED)
         self._known.clear()

@@ -29,13 +29,13 @@ class Member:
     rank: int
     size: int
 
-    def says(self, what: str, text: str) -> str:
+    def message(self, what: str, text: str) -> str:
         """Returns ``text`` with a head that names the failed call, the group and the rank."""
         return f"fastcoll.{what} [group '{self.group}', rank {self.rank}/{self.size}]: {text}"
 
     def fault(self, what: str, text: str) -> dist.DistBackendError:
         """Returns the exception for a fault at run time, to be raised or kept."""
-        return dist.DistBackendError(self.says(what, text))
+        return dist.DistBackendError(self.message(what, text))
 
 
 def names_of(ranks: Iterable[int]) -> str:

@@ -161,7 +161,7 @@ class NcclCommunicator:
         check_config(self.library, config)
         if color < -1:
             raise ValueError(
-                self.member.says("nccl_split", f"expected a color of at least -1, got {color}")
+                self.member.message("nccl_split", f"expected a color of at least -1, got {color}")
             )
         part = LibraryCommunicator(self.library)
         where = self.library, self.member, "nccl_split"

@@ -84,7 +84,7 @@ def decref(raw: Any) -> None:
 
 def left_behind(member: Member, what: str, seconds: float) -> str:
     """Returns the log text for a communicator that NCCL has not freed."""
-    return member.says(
+    return member.message(
         f"nccl_{what}",
         f"NCCL has not freed the communicator within {seconds:g} s; it is left to the end of the process. CUDA graphs "
         "that captured calls on it keep it: delete them before the group is destroyed.",

@@ -83,7 +83,7 @@ class Rendezvous:
         try:
             return self._exchange(make_id)
         except dist.DistStoreError as error:
-            raise dist.DistStoreError(self._member.says(WHAT, str(error))) from None
+            raise dist.DistStoreError(self._member.message(WHAT, str(error))) from None
 
     def enter(self) -> None:
         """Posts that this rank begins NCCL's init."""

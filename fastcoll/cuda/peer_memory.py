@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcoll.cuda.channels import Share
+from fastcoll.cuda.channels import ChannelShare
 
 __all__ = ["PeerMemory"]
 
@@ -35,7 +35,7 @@ class PeerMemory:
         memory: Tensor,
         addresses: Sequence[int],
         bucket_at: int,
-        share: Share,
+        share: ChannelShare,
         unmap: Callable[[Tensor], None],
     ) -> None:
         self._share = share

@@ -31,8 +31,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fastcoll import env
 from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.algorithms.call import Topology
-from fastcoll.cuda.ballot import Ballot, Refused
-from fastcoll.cuda.channels import Share
+from fastcoll.cuda.channels import ChannelShare
+from fastcoll.cuda.consensus import Consensus, Refused
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory
 from fastcoll.cuda.peer_memory import PeerMemory
@@ -40,7 +40,14 @@ from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
 from fastcoll.kernels.peers import MAX_RANKS
 
-__all__ = ["ROOM", "Region", "Room", "Wish", "open_region", "reason_against"]
+__all__ = [
+    "REGION_SIZES",
+    "MappingRequest",
+    "Region",
+    "RegionSizes",
+    "open_region",
+    "reason_against",
+]
 
 _log = logging.getLogger("fastcoll.cuda")
 
@@ -52,7 +59,7 @@ _TEST_WAIT = (
 
 
 @dataclass(frozen=True)
-class Room:
+class RegionSizes:
     """Sizes of a rank's region.
 
     With staging of 128 KiB and slots of 64 KiB an H200 is 10 to 11 % faster than with half of each
@@ -73,24 +80,24 @@ class Room:
     slot_bytes: int = 64 << 10
 
 
-ROOM = Room()
+REGION_SIZES = RegionSizes()
 """Sizes of all regions of this process: 48 MiB each, one region for each group and device."""
 
 
 @dataclass(frozen=True)
-class Wish:
+class MappingRequest:
     """A rank's settings.
 
     Attributes:
         algorithm: FASTCOLL_ALGO, which must be the same on all ranks.
         thresholds: From the tuning table; all ranks use those of rank 0.
-        room: Sizes of the regions, the same on all ranks.
+        sizes: Sizes of the regions, the same on all ranks.
         order: FASTCOLL_ORDER, the same on all ranks.
     """
 
     algorithm: str
     thresholds: Thresholds
-    room: Room
+    sizes: RegionSizes
     order: str = "any"
 
 
@@ -115,7 +122,10 @@ class Region:
 
 
 def _record(
-    mapper: TorchSymmetricMemory | None, device: torch.device, wish: Wish, channels: int
+    mapper: TorchSymmetricMemory | None,
+    device: torch.device,
+    request: MappingRequest,
+    channels: int,
 ) -> dict[str, Any]:
     """Returns what this rank has; a problem is part of the record, because the other ranks wait for the record."""
     found: dict[str, Any] = {
@@ -123,7 +133,7 @@ def _record(
         "missing": "",
         "host": "",
         "device": "",
-        "wish": asdict(wish),
+        "request": asdict(request),
         "channels": channels,
     }
     found["pid"] = os.getpid()
@@ -147,11 +157,11 @@ def _record(
 def reason_against(records: Sequence[dict[str, Any]]) -> str:
     """Returns why ranks with these records, in rank order, do not map each other's memory, or ""."""
     ranks = range(len(records))
-    wish = records[0]["wish"]
-    if wish["algorithm"] == "nccl":
+    request = records[0]["request"]
+    if request["algorithm"] == "nccl":
         return "FASTCOLL_ALGO is nccl"
-    measured = Thresholds(**wish["thresholds"]).kernel_bytes
-    if wish["algorithm"] == "auto" and not measured:
+    measured = Thresholds(**request["thresholds"]).kernel_bytes
+    if request["algorithm"] == "auto" and not measured:
         return (
             "no limit of a kernel was measured on these devices. Run `fastcoll tune --device cuda`, or set "
             "FASTCOLL_ALGO"
@@ -182,7 +192,7 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
 
 _WISHES = {
     "algorithm": "FASTCOLL_ALGO",
-    "room": "version of fastcoll",
+    "sizes": "version of fastcoll",
     "order": "FASTCOLL_ORDER",
 }
 
@@ -218,7 +228,7 @@ def _decide(texts: list[str]) -> str:
         _difference(records),
         all(record["triton"] for record in records),
         reason,
-        records[0]["wish"]["thresholds"],
+        records[0]["request"]["thresholds"],
         min(record["channels"] for record in records),
         [record["device"] for record in maps],
         [record["pid"] for record in maps],
@@ -228,10 +238,10 @@ def _decide(texts: list[str]) -> str:
 
 def _difference(records: Sequence[dict[str, Any]]) -> str:
     """Returns which setting is not the same on all ranks, or ""."""
-    first = records[0]["wish"]
+    first = records[0]["request"]
     for rank, record in enumerate(records):
         for name, what in _WISHES.items():
-            if (value := record["wish"][name]) != first[name]:
+            if (value := record["request"][name]) != first[name]:
                 return (
                     f"expected the same {what} on all ranks, got {first[name]} on rank 0 and {value} on rank {rank}. "
                     "Set FASTCOLL_ALGO and FASTCOLL_ORDER to the same on all ranks, and install the same fastcoll."
@@ -244,7 +254,7 @@ def open_region(
     member: Member,
     device: torch.device,
     timeout: float,
-    wish: Wish,
+    request: MappingRequest,
     aborted: Callable[[], bool],
     instance: str = "",
 ) -> Region:
@@ -255,7 +265,7 @@ def open_region(
         member: This rank.
         device: Device of this rank's tensors.
         timeout: Seconds for each step.
-        wish: This rank's settings.
+        request: This rank's settings.
         aborted: Whether the group was aborted meanwhile.
         instance: Equal on all ranks, and unique among the groups of this process.
 
@@ -264,25 +274,25 @@ def open_region(
     """
     mapper = MAPPERS.get(device.type)
     patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote for the whole timeout
-    share = Share(device, wish.room.channels)
+    share = ChannelShare(device, request.sizes.channels)
     with contextlib.ExitStack() as unless_mapped:
         unless_mapped.callback(share.close)
-        ballot = Ballot(store, member, timeout, aborted)
-        own = json.dumps(_record(mapper, device, wish, share.programs))
-        verdict = _Verdict(**json.loads(ballot.decided("record", own, _decide)))
+        consensus = Consensus(store, member, timeout, aborted)
+        own = json.dumps(_record(mapper, device, request, share.programs))
+        verdict = _Verdict(**json.loads(consensus.decided("record", own, _decide)))
         if verdict.difference:
             raise member.fault("init", verdict.difference)
         thresholds = Thresholds(**verdict.thresholds)
         without = functools.partial(_without, member, thresholds)
         reason = verdict.reason
-        if member.size == 1 and wish.algorithm in ("auto", "nccl"):
+        if member.size == 1 and request.algorithm in ("auto", "nccl"):
             reason = reason or "there is one rank"
         if not verdict.triton or mapper is None:
             return without(False, reason)
 
         def vote() -> Topology:
             try:
-                ballot.together("kernels", lambda: _try_lists(mapper, device), patience)
+                consensus.together("kernels", lambda: _try_lists(mapper, device), patience)
             except Refused as refused:
                 return without(False, str(refused), unexpected=True).topology
             return Topology(member.size, kernels=True, reason=reason)
@@ -295,18 +305,18 @@ def open_region(
         processes = CUDA.PeerProcesses(
             {rank: pid for rank, pid in enumerate(verdict.pids) if rank != member.rank}
         )
-        ballot.ended = processes.ended
+        consensus.ended = processes.ended
         share.agree(verdict.channels)
-        room = replace(wish.room, channels=share.programs)
+        sizes = replace(request.sizes, channels=share.programs)
         try:
             peers = _map_regions(
                 store,
                 member,
                 device,
                 patience,
-                room,
+                sizes,
                 mapper,
-                ballot,
+                consensus,
                 instance,
                 verdict.devices,
                 share,
@@ -315,7 +325,7 @@ def open_region(
             return without(True, str(refused), unexpected=True)
         unless_mapped.pop_all()
     peers.limit_waits(timeout)
-    topology = Topology(member.size, True, True, wish.room.bucket_bytes)
+    topology = Topology(member.size, True, True, request.sizes.bucket_bytes)
     return Region(topology, thresholds, peers, processes)
 
 
@@ -330,12 +340,12 @@ def _map_regions(
     member: Member,
     device: torch.device,
     patience: float,
-    room: Room,
+    sizes: RegionSizes,
     mapper: TorchSymmetricMemory,
-    ballot: Ballot,
+    consensus: Consensus,
     instance: str,
     identities: Sequence[str],
-    share: Share,
+    share: ChannelShare,
 ) -> PeerMemory:
     """Returns the memory of all ranks, on which each kernel has passed its self-test.
 
@@ -344,7 +354,7 @@ def _map_regions(
     """
     from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
-    layout = PeerLayout(room.channels, room.stage_bytes, room.slots, room.slot_bytes)
+    layout = PeerLayout(sizes.channels, sizes.stage_bytes, sizes.slots, sizes.slot_bytes)
     bucket_at = -(-layout.bytes // 256) * 256
     where = mapper.kernel_device(device)
 
@@ -353,9 +363,9 @@ def _map_regions(
         with mapper.apart(
             where
         ):  # the peers write flags: it must be zero before they get the address
-            return mapper.allocate(bucket_at + room.bucket_bytes, where)
+            return mapper.allocate(bucket_at + sizes.bucket_bytes, where)
 
-    memory = ballot.together("allocated", allocate, patience)
+    memory = consensus.together("allocated", allocate, patience)
 
     def map_all() -> PeerMemory:
         name = f"fastcoll/{member.group}/{instance}"
@@ -366,7 +376,7 @@ def _map_regions(
             buffers = PeerBuffers(member.rank, memory, addresses, layout, seconds, words)
             return PeerMemory(buffers, memory, addresses, bucket_at, share, mapper.free)
 
-    peers = ballot.together("mapped", map_all, patience)
+    peers = consensus.together("mapped", map_all, patience)
 
     def compile_all() -> None:
         with mapper.apart(where):
@@ -377,8 +387,8 @@ def _map_regions(
             require_peers(peers)
 
     try:
-        ballot.together("compiled", compile_all, patience)
-        ballot.together("works", run_all, patience)
+        consensus.together("compiled", compile_all, patience)
+        consensus.together("works", run_all, patience)
     except BaseException:
         peers.close()
         raise
@@ -395,5 +405,7 @@ def _without(
     if member.rank == 0:
         asked = env.read()["FASTCOLL_DEBUG"] in ("INFO", "TRACE")
         level = logging.WARNING if unexpected or asked else logging.INFO
-        _log.log(level, member.says("init", f"device tensors are reduced by NCCL alone: {reason}"))
+        _log.log(
+            level, member.message("init", f"device tensors are reduced by NCCL alone: {reason}")
+        )
     return Region(Topology(member.size, kernels, reason=reason), thresholds)

@@ -9,18 +9,18 @@ import torch.distributed as dist
 from on_ranks import on_ranks
 from peer_memory import DEVICE
 
-from fastcoll.cuda.channels import BUDGET, Share
+from fastcoll.cuda.channels import BUDGET, ChannelShare
 
 
 def test_groups_share_a_budget_until_nothing_is_left_to_share():
     device = torch.device("cuda", 77)
-    shares = [Share(device, 32) for _ in range(8)]
+    shares = [ChannelShare(device, 32) for _ in range(8)]
     assert [share.programs for share in shares] == [32, 16, 8, 4, 2, 1, 0, 0]
     assert sum(share.programs for share in shares) < BUDGET
-    assert Share(torch.device("cuda", 78), 32).programs == 32, "each device has a budget"
+    assert ChannelShare(torch.device("cuda", 78), 32).programs == 32, "each device has a budget"
     shares[0].close()
     shares[0].close()
-    assert Share(device, 32).programs == 16
+    assert ChannelShare(device, 32).programs == 16
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_half_of_a_small_device_is_left_to_nccl(monkeypatch, multiprocessors, pr
         lambda device: types.SimpleNamespace(multi_processor_count=multiprocessors),
     )
     device = torch.device("cuda", 80)
-    shares = [Share(device, 32) for _ in range(8)]
+    shares = [ChannelShare(device, 32) for _ in range(8)]
     assert shares[0].programs == programs
     assert sum(share.programs for share in shares) <= multiprocessors // 2
     for share in shares:
@@ -43,10 +43,10 @@ def test_half_of_a_small_device_is_left_to_nccl(monkeypatch, multiprocessors, pr
 
 def test_what_another_rank_does_not_have_goes_back():
     device = torch.device("cuda", 79)
-    first = Share(device, 32)
+    first = ChannelShare(device, 32)
     first.agree(6)
     assert first.programs == 6
-    assert Share(device, 64).programs == (BUDGET - 6) // 2
+    assert ChannelShare(device, 64).programs == (BUDGET - 6) // 2
 
 
 @on_ranks(2, world="peer_world", fresh=True)
@@ -54,7 +54,7 @@ def test_ranks_agree_on_the_smaller_share_and_the_last_groups_go_by_nccl():
     """A rank whose process has other groups besides; a group here has a use for 3 programs."""
     dist.all_reduce(torch.ones(10, device=DEVICE))
     mine = torch.device(DEVICE)
-    others = [Share(mine, 1000) for _ in range(3)] if dist.get_rank() == 1 else []
+    others = [ChannelShare(mine, 1000) for _ in range(3)] if dist.get_rank() == 1 else []
     groups, channels = [], []
     for _ in range(5):
         groups.append(dist.new_group())

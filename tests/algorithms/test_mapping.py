@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from fastcoll import env
 from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline, mapping, symmetric
-from fastcoll.cuda.ballot import Ballot
+from fastcoll.cuda.consensus import Consensus
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
 from fastcoll.cuda.thresholds import Thresholds
@@ -241,14 +241,16 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
     mapper.mapping = threading.Event()
     monkeypatch.setitem(MAPPERS, "cpu", mapper)
     store, device = dist.HashStore(), torch.device("cpu")
-    wish = symmetric.Wish("one_shot", Thresholds(), symmetric.Room(1 << 20, 3, 2048, 4, 1024))
+    request = symmetric.MappingRequest(
+        "one_shot", Thresholds(), symmetric.RegionSizes(1 << 20, 3, 2048, 4, 1024)
+    )
 
     def peer():
-        ballot = Ballot(store, Member("g", 1, 2), 30, lambda: False)
-        record = symmetric._record(mapper, device, wish, 3)
-        ballot.decided("record", json.dumps({**record, "pid": process.pid}), str)
-        ballot.gather("kernels", "")
-        ballot.gather("allocated", "")
+        consensus = Consensus(store, Member("g", 1, 2), 30, lambda: False)
+        record = symmetric._record(mapper, device, request, 3)
+        consensus.decided("record", json.dumps({**record, "pid": process.pid}), str)
+        consensus.gather("kernels", "")
+        consensus.gather("allocated", "")
         mapper.mapping.wait(30)
         process.kill()
 
@@ -257,7 +259,7 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
         dist.DistBackendError,
         match=r"rank 0/2\]: rank 1 \(process \d+ of this host\) has ended before the ranks had mapped",
     ):
-        symmetric.open_region(store, Member("g", 0, 2), device, 30, wish, lambda: False)
+        symmetric.open_region(store, Member("g", 0, 2), device, 30, request, lambda: False)
     end(playing)
 
 

@@ -28,8 +28,8 @@ SET_UP = "the set-up of the kernels has not ended after"
 
 def record(**changes):
     limits = Thresholds(one_shot_bytes=changes.pop("limit", 8))
-    wish = {"algorithm": changes.pop("algorithm", "auto"), "thresholds": asdict(limits)}
-    given = {"triton": "3.7", "missing": "", "host": "a", "device": "", "wish": wish}
+    request = {"algorithm": changes.pop("algorithm", "auto"), "thresholds": asdict(limits)}
+    given = {"triton": "3.7", "missing": "", "host": "a", "device": "", "request": request}
     given["channels"] = 32
     return {**given, **changes}
 

@@ -90,13 +90,15 @@ def test_rounds_of_any_calls_with_pauses_keep_every_bit(compiled: Worlds) -> Non
 
 
 def soaked(seconds: float, ranks: int) -> int:
-    from fastcoll.cuda.symmetric import ROOM
+    from fastcoll.cuda.symmetric import REGION_SIZES
     from fastcoll.kernels.peers import PeerLayout
 
     choose = random.Random(2)
     resident = 2 * torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    channels = min(ROOM.channels, resident // ranks)
-    layout = PeerLayout(channels, ROOM.stage_bytes, ROOM.slots, ROOM.slot_bytes)
+    channels = min(REGION_SIZES.channels, resident // ranks)
+    layout = PeerLayout(
+        channels, REGION_SIZES.stage_bytes, REGION_SIZES.slots, REGION_SIZES.slot_bytes
+    )
     buffers = buffers_on(DEVICE, ranks, layout)
     calls = [Call.of(random_case(choose), ranks, DEVICE) for _ in range(48)]
     launches = [[call.prepared(rank, each) for rank, each in enumerate(buffers)] for call in calls]

@@ -1,0 +1,165 @@
+"""Rounds of messages through the store by which all ranks of a group reach the same decision."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch._C._distributed_c10d import Store
+
+from fastcoll._load_cuda import CUDA
+from fastcoll.cuda import deadline
+from fastcoll.cuda.errors import ABORTED, Member, names_of
+
+__all__ = ["Consensus", "Refused"]
+
+Value = TypeVar("Value")
+
+_LOOK = 0.05  # seconds between two polls of the peers' processes
+_SHORT, _LONG = 50e-6, 0.01  # seconds between two polls of the store
+
+
+class Refused(Exception):
+    """A rank failed in a common step; the text, equal on all ranks, names the rank and the reason."""
+
+
+class Consensus:
+    """Rounds in which every rank posts a text and reads the texts of all ranks.
+
+    Args:
+        store: For these rounds only: no earlier instance of the group has written to it.
+        member: This rank.
+        timeout: Seconds that a round may take.
+        aborted: Whether the group was aborted meanwhile.
+
+    Attributes:
+        ended: Says which rank's process has ended, or returns "".
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        member: Member,
+        timeout: float,
+        aborted: Callable[[], bool],
+    ) -> None:
+        self.ended: Callable[[], str] = str
+        self._store = store
+        self._roster = CUDA.Roster(store, "consensus", member.rank, member.size)
+        self._member = member
+        self._timeout = timeout
+        self._aborted = aborted
+
+    def look(self) -> None:
+        """Ends a wait that can no longer succeed.
+
+        Raises:
+            DistBackendError: The group was aborted, or a rank has died.
+        """
+        if self._aborted():
+            raise self._member.fault("init", ABORTED)
+        if ended := self.ended():
+            raise self._member.fault(
+                "init",
+                f"{ended} before the ranks had mapped each other's memory. Read the end of its log and the system's "
+                "log.",
+            )
+
+    def gather(self, what: str, text: str) -> list[str]:
+        """Returns the text of each rank, in rank order.
+
+        Args:
+            what: Name of the round.
+            text: This rank's text.
+
+        Raises:
+            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+        """
+        look = self._waiting(what, lambda: self._roster.missing(what))
+        said = self._roster.exchange(what, text.encode(), look)
+        assert said is not None  # no roster is watched
+        return [one.decode() for one in said]
+
+    def decided(self, what: str, text: str, decide: Callable[[list[str]], str]) -> str:
+        """Returns what rank 0 makes of the texts of all ranks. The other ranks read no more than that.
+
+        Args:
+            what: Name of the round.
+            text: This rank's text.
+            decide: Called on rank 0 with the texts in rank order; it must not raise.
+
+        Raises:
+            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+        """
+        store, rank = self._store, self._member.rank
+        keys = [f"{what}/{other}" for other in range(self._member.size)]
+        store.set(keys[rank], text)
+        look = self._waiting(
+            what, lambda: [other for other, key in enumerate(keys) if not store.check([key])]
+        )
+        pause = _SHORT
+        while not store.check(keys if rank == 0 else [what]):
+            look()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONG)
+        if rank == 0:
+            store.set(what, decide([store.get(key).decode() for key in keys]))
+        with contextlib.suppress(Exception):  # not every store can
+            store.delete_key(keys[rank])
+        return store.get(what).decode()
+
+    def _waiting(self, what: str, missing: Callable[[], list[int]]) -> Callable[[], None]:
+        """Returns what to call between two polls of the store; it raises as ``gather``."""
+        end = time.monotonic() + self._timeout
+
+        def look() -> None:
+            self.look()
+            if time.monotonic() < end:
+                return
+            absent = missing() or [0]  # rank 0 has not posted the collected texts
+            have = "have" if len(absent) > 1 else "has"
+            raise self._member.fault(
+                "init",
+                f"timed out after {self._timeout * 1000:.0f} ms: {names_of(absent)} {have} not arrived to map the "
+                f"peers' memory ({what}). Check that every rank of the group is alive, or raise the group's timeout.",
+            )
+
+        return look
+
+    def together(self, what: str, function: Callable[[], Value], patience: float) -> Value:
+        """Runs a step on every rank that may fail or hang, and collects from all ranks whether it succeeded.
+
+        Args:
+            what: Name of the round.
+            function: This rank's step, run on a thread that is left behind if it does not end.
+            patience: Seconds that the step may take.
+
+        Returns:
+            The function's result on this rank.
+
+        Raises:
+            Refused: A rank failed; equal on all ranks.
+            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+        """
+        made: list[Value] = []
+        refusal = ""
+        try:
+            call = deadline.start(function)
+            end = time.monotonic() + patience
+            while not call.wait(_LOOK):
+                self.look()
+                if time.monotonic() >= end:
+                    raise TimeoutError(
+                        f"the set-up of the kernels has not ended after {patience:g} s (step {what})"
+                    )
+            made.append(call.result())
+        except Exception as error:
+            refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+        answers = self.gather(what, refusal)
+        refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
+        if refusals:
+            # Prefer the cause: a rank with a PeerFault only waited in vain for another rank.
+            raise Refused(min(refusals, key=lambda text: ": PeerFault: " in text))
+        return made[0]
