@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/entry_lock.hpp"
-#include "calls/checks.hpp"
 #include "cpu/worker_pool.hpp"
 #include "network/networks.hpp"
 #include "reduce/reduce.hpp"
@@ -49,6 +48,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
                   size, ". Correct the rank or the world size.");
     }
     EngineConfig config = configOf(*options_, name_, rank, size);
+    doors_.emplace(name_, rank, size, config.settings.order == "fixed");
     config.abortHooks = abortHooks_;
     // It holds the store, not the group, because the engine may outlive the group.
     const std::chrono::seconds silence(config.settings.linkSeconds);

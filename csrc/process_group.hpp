@@ -1,9 +1,11 @@
-// The c10d::Backend of fastcoll. It validates each call, turns its tensors into a request, and
-// gives it to the engine of their device.
+// The c10d::Backend of fastcoll. A door checks each call, and the engine of its tensors' device
+// executes it.
 //
 // process_group.cpp         life, options, groups, abort
 // process_group_device.cpp  launching on a device with streams
-// calls/                    the calls, their launch on the CPU, and their records in the trace
+// calls/doors.hpp           the checks; calls/launching.cpp and calls/point_to_point.cpp: the
+// launch
+//                           on the CPU; calls/traced.cpp: the records in the trace
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -17,25 +19,23 @@
 #include <thread>
 #include <vector>
 
-#include "base/log.hpp"
 #include "base/weak_registry.hpp"
+#include "calls/doors.hpp"
 #include "calls/message_numbers.hpp"
-#include "calls/reduction.hpp"
 #include "cpu/abort_hooks.hpp"
 #include "cpu/cpu_engine.hpp"
 #include "torch/device_engine.hpp"
 #include "torch/error.hpp"
 #include "torch/options.hpp"
-#include "torch/tensors.hpp"
 #include "torch/timeout_extensions.hpp"
 #include "torch/work.hpp"
 
 namespace fastcoll {
 
-using Tensors = std::vector<at::Tensor>;
 using WorkRef = c10::intrusive_ptr<c10d::Work>;
 
-class TensorMessage;
+class MessageCall;
+struct Plan;
 
 class ProcessGroupFastcoll : public c10d::Backend {
  public:
@@ -94,149 +94,150 @@ class ProcessGroupFastcoll : public c10d::Backend {
   static std::vector<std::shared_ptr<CpuEngine>> live();
   static void shutdownAll();
 
-  // --- collectives (calls/)
-  WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
-  WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  /// As allreduce of one CPU tensor, but into another tensor, which does not overlap it.
-  WorkRef allreduceInto(const at::Tensor& output, const at::Tensor& input,
-                        const c10d::AllreduceOptions& opts);
-  WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  // --- calls (calls/doors.hpp)
+  const Doors& doors() const { return *doors_; }
+  /// Checks a call by its door and starts it. Translates exceptions to torch's.
+  template <typename Door, typename... Arguments>
+  WorkRef launch(Door door, Arguments&&... arguments) {
+    return guarded([&] { return start(std::invoke(door, *doors_, arguments...)); });
+  }
+  WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
+    return launch(&Doors::broadcast, tensors, opts);
+  }
+  WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return launch(&Doors::allReduce, tensors, opts);
+  }
+  WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return launch(&Doors::allReduceSparse, tensors, opts);
+  }
   WorkRef allreduce_coalesced(Tensors& tensors,
-                              const c10d::AllreduceCoalescedOptions& opts) override;
-  /// As allreduce_coalesced; the tensors may have several dtypes.
-  WorkRef allreduceList(const Tensors& tensors, const c10d::AllreduceOptions& opts,
-                        std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
-  /// As allreduce of all tensors, which have one dtype and are on the CPU. Those that travel in
-  /// another dtype are summed in float32 and rounded once more. The squares are those of this
-  /// rank's share of the result.
-  WorkRef allreduceFused(const Tensors& tensors, const c10d::AllreduceOptions& opts,
-                         const Fusion& fusion);
-  /// As _reduce_scatter_base on the CPU, likewise. With a 16-bit wire dtype the output may be
-  /// float32; then the sum is not rounded.
-  WorkRef reduceScatterFused(const at::Tensor& output, const at::Tensor& input,
-                             const c10d::ReduceScatterOptions& opts, const Fusion& fusion);
-  WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+                              const c10d::AllreduceCoalescedOptions& opts) override {
+    return launch(&Doors::allReduceCoalesced, tensors, opts);
+  }
+  WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
+    return launch(&Doors::reduce, tensors, opts);
+  }
   WorkRef allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                    const c10d::AllgatherOptions& opts) override;
+                    const c10d::AllgatherOptions& opts) override {
+    return launch(&Doors::allGather, outputs, inputs, opts);
+  }
   WorkRef _allgather_base(at::Tensor& output, at::Tensor& input,
-                          const c10d::AllgatherOptions& opts) override;
+                          const c10d::AllgatherOptions& opts) override {
+    return launch(&Doors::allGatherIntoTensor, output, input, opts);
+  }
   WorkRef allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions& opts) override;
+                              const c10d::AllgatherOptions& opts) override {
+    return launch(&Doors::allGatherCoalesced, outputs, inputs, opts);
+  }
   WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& opts) override;
+                                          const c10d::AllgatherOptions& opts) override {
+    return launch(&Doors::allGatherIntoTensorCoalesced, outputs, inputs, opts);
+  }
   WorkRef gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                 const c10d::GatherOptions& opts) override;
+                 const c10d::GatherOptions& opts) override {
+    return launch(&Doors::gather, outputs, inputs, opts);
+  }
   WorkRef gather_single(at::Tensor& output, at::Tensor& input,
-                        const c10d::GatherOptions& opts) FASTCOLL_OVERRIDES_2_14;
+                        const c10d::GatherOptions& opts) FASTCOLL_OVERRIDES_2_14 {
+    return launch(&Doors::gatherSingle, output, input, opts);
+  }
   WorkRef scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                  const c10d::ScatterOptions& opts) override;
+                  const c10d::ScatterOptions& opts) override {
+    return launch(&Doors::scatter, outputs, inputs, opts);
+  }
   WorkRef reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                         const c10d::ReduceScatterOptions& opts) override;
+                         const c10d::ReduceScatterOptions& opts) override {
+    return launch(&Doors::reduceScatter, outputs, inputs, opts);
+  }
   WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                               const c10d::ReduceScatterOptions& opts) override;
+                               const c10d::ReduceScatterOptions& opts) override {
+    return launch(&Doors::reduceScatterTensor, output, input, opts);
+  }
   WorkRef reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::ReduceScatterOptions& opts) override;
+                                          const c10d::ReduceScatterOptions& opts) override {
+    return launch(&Doors::reduceScatterCoalesced, outputs, inputs, opts);
+  }
   WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& outputSplits,
                         std::vector<int64_t>& inputSplits,
-                        const c10d::AllToAllOptions& opts) override;
-  WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
-
-  /// A scatter of one tensor, with a part of equal length for each rank.
-  WorkRef scatterSingle(const at::Tensor& output, const at::Tensor& input,
-                        const c10d::ScatterOptions& opts);
-
-  // --- calls prepared for repetition (calls/launching.cpp)
-  struct Prepared;
-  /// Calls `call`, which makes one collective, or messages. A call of CPU tensors is checked but
-  /// not run, and is returned; for others nullptr.
-  std::shared_ptr<Prepared> prepare(const std::function<void()>& call);
-  /// Whether run() may repeat it now; else the call must be made anew. Throws if a tensor has left
-  /// its memory.
-  bool canRun(const Prepared& prepared) const;
-  /// Runs it, like the call that it was prepared from. From one thread at a time. After an
-  /// exception it may still be queued, so it cannot run again.
-  void run(Prepared& prepared);
-
-  // --- barriers (calls/barriers.cpp)
-  WorkRef barrier(const c10d::BarrierOptions& opts) override;
+                        const c10d::AllToAllOptions& opts) override {
+    return launch(&Doors::allToAllSingle, output, input, outputSplits, inputSplits, opts);
+  }
+  WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
+    return launch(&Doors::allToAll, outputs, inputs, opts);
+  }
+  WorkRef barrier(const c10d::BarrierOptions& opts) override {
+    return launch(&Doors::barrier, opts);
+  }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
-
-  // --- point-to-point (calls/point_to_point.cpp)
-  WorkRef send(Tensors& tensors, int destination, int tag) override;
-  WorkRef recv(Tensors& tensors, int source, int tag) override;
-  WorkRef recvAnysource(Tensors& tensors, int tag) override;
-  /// One message of CPU tensors, or of a device's: returns no work once it has been waited for.
-  WorkRef messageNow(const CallType& type, Tensors& tensors, int peer, int tag);
-  /// Sends to one rank while it receives from another; returns when the message is received.
-  WorkRef sendrecv(Tensors& sent, int target, Tensors& received, int source, int tag);
+  WorkRef send(Tensors& tensors, int destination, int tag) override {
+    return launch(&Doors::send, tensors, destination, tag);
+  }
+  WorkRef recv(Tensors& tensors, int source, int tag) override {
+    return launch(&Doors::recv, tensors, source, tag);
+  }
+  WorkRef recvAnysource(Tensors& tensors, int tag) override {
+    return launch(&Doors::recvAnySource, tensors, tag);
+  }
   void startCoalescing() override;
   WorkRef endCoalescing() override;
   /// Whether the calls of this thread are collected, between these two.
   bool collects() const { return coalescingThread_.load() == std::this_thread::get_id(); }
 
- private:
-  /// What torch needs of a call besides its type and request.
-  struct Call {
-    bool async;
-    std::chrono::milliseconds timeout;
-    Tensors inputs;                                             // for the profiler
-    Tensors outputs;                                            // value of the future
-    std::shared_ptr<const AllReduceOptions> options = nullptr;  // for device tensors
-  };
+  // --- a communicator's calls (calls/launching.cpp). `check(doors)` returns its Calls.
+  /// Runs a blocking call: returns no work if it has ended.
+  template <typename Check>
+  WorkRef run(Check check) {
+    return guarded([&] { return runNow(check(*doors_)); });
+  }
+  /// Checks the call and keeps it for repetition; returns nullptr if it is of device tensors.
+  template <typename Check>
+  std::shared_ptr<Plan> plan(Check check) {
+    return guarded([&] { return planOf(check(*doors_)); });
+  }
+  /// Whether repeat() may run it now; else the call must be made anew. Throws if a tensor has left
+  /// its memory.
+  bool canRepeat(const Plan& plan) const;
+  /// Runs the call again. From one thread at a time. After an exception it may still be queued, so
+  /// it cannot run again.
+  void repeat(const Plan& plan);
 
+ private:
   // calls/traced.cpp
   void beginTrace();
   void endTrace();
   std::uint32_t traceGroup();
   static void pollGroups();
-  /// Describes a collective to the trace. `device`: number it among the group's collectives on a
-  /// device.
-  void describe(trace::Record& draft, const TensorTask& task, const Call& call,
-                bool device = false);
-  void describeMessage(trace::Record& draft, const char* name, const at::Tensor& tensor, bool send,
-                       int peer, int tag, bool device = false);
-  /// Numbers the message and records it.
+  /// Fills in the call's record for the trace. A device's collective is numbered among those.
+  void describe(Call& call);
   trace::RecordId recordMessage(trace::Record& draft);
-  trace::RecordId tracedMessage(const char* name, const at::Tensor& tensor, bool send, int peer,
-                                int tag, bool device = false);
   trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
 
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
-  // The bodies of the calls, one for each shape.
-  WorkRef allReduce(const CallSite& site, const Tensors& tensors,
-                    const c10d::AllreduceOptions& opts, const Fusion* fusion = nullptr,
-                    std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
-  WorkRef allGather(const CallSite& site, Tensors outputs, Tensors inputs,
-                    const c10d::AllgatherOptions& opts);
-  WorkRef allGatherLists(const CallSite& site, const std::vector<Tensors>& lists,
-                         const Tensors& inputs, Tensors outputs,
-                         const c10d::AllgatherOptions& opts);
-  WorkRef reduceScatter(const CallSite& site, Tensors outputs, Tensors inputs,
-                        const c10d::ReduceScatterOptions& opts, const Fusion* fusion = nullptr);
-  WorkRef allToAll(std::shared_ptr<TensorTask> task, Call call);
-  struct AwaitedMessage;
-  /// `awaited`: the caller waits, so on CPU there may be no work, but this to await().
-  WorkRef message(const CallType& type, Tensors& tensors, int peer, int tag,
-                  AwaitedMessage* awaited = nullptr);
-  void await(const std::shared_ptr<TensorMessage>& op);
-  void runMessages(Prepared& prepared);
-  void recordParameters(const Call& call, const char* name, std::uint64_t seq,
-                        bool pointToPoint) const;
-  WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
-  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer, int tag,
-                             AwaitedMessage* awaited);
-  WorkRef launchMessage(std::shared_ptr<TensorMessage> op, at::Tensor& tensor,
-                        AwaitedMessage* awaited);
-  /// Stages a message's tensor and posts the message.
-  void post(const std::shared_ptr<TensorMessage>& op);
+  // calls/launching.cpp
+  WorkRef start(const CallRef& call);
+  WorkRef startCollective(const CallRef& call);
+  WorkRef runNow(const Calls& calls);
+  std::shared_ptr<Plan> planOf(const Calls& calls);
+  void recordParameters(const Call& call, const Tensors& inputs, const Tensors& outputs,
+                        const char* name, std::uint64_t seq) const;
+  // calls/point_to_point.cpp
+  WorkRef startMessage(const std::shared_ptr<MessageCall>& call);
+  WorkRef runMessages(const Calls& calls);
+  void repeatMessages(const Plan& plan);
+  template <typename Body>
+  auto numbered(MessageCall& call, const WorkTerms& terms, Body body) -> decltype(body());
+  /// Stages the message's tensor and posts the message; `awaited`: await() comes next.
+  void post(const std::shared_ptr<MessageCall>& call);
+  void postAwaited(const std::shared_ptr<MessageCall>& call, const WorkTerms& terms);
+  void await(const std::shared_ptr<MessageCall>& call);
   bool collecting(WorkRef& work);
   void stopCollecting();
-  /// Runs the body of a call and translates its exceptions to torch's. An exception also ends a
-  /// batch under collection, which torch would not end.
+  /// Translates exceptions to torch's. An exception also ends a batch under collection, which torch
+  /// would not end.
   template <typename Body>
-  WorkRef guarded(const CallType& type, Body body) {
+  auto guarded(Body body) -> decltype(body()) {
     try {
-      return body(CallSite{type.name, &name_, rank_, size_, &type});
+      return body();
     } catch (const Error& error) {
       stopCollecting();
       throwAsTorch(error);
@@ -251,11 +252,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
   DeviceEngine& deviceEngine(c10::DeviceType type);
   void throwIfOver() const;
-  WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
+  WorkRef launchOnDevice(const CallRef& call);
   WorkRef launchBatch();
   void splitDevice(int color, ProcessGroupFastcoll* child);
   static WeakRegistry<DeviceEngine>& deviceRegistry();
-  std::function<void()> behindDevice(const c10d::BarrierOptions& opts);
+  std::function<void()> behindDevice(const Call& barrier);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
@@ -266,9 +267,6 @@ class ProcessGroupFastcoll : public c10d::Backend {
     return terms;
   }
 
-  /// While set, the calls of this thread are stored here and not run.
-  static thread_local Prepared* preparing_;
-
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::string name_;
@@ -276,8 +274,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   TimeoutExtensions extensions_;
   std::shared_ptr<CpuEngine> engine_;
   std::atomic<std::uint64_t> messages_{0};
-  /// FASTCOLL_DEBUG=TRACE: count every output as changed, for autograd.
-  const bool countsAllChanges_ = logLevel() == LogLevel::Trace;
+  std::optional<Doors> doors_;
 
   std::mutex traceMutex_;
   std::atomic<std::uint32_t> traceGroup_{0};  // 0: no call yet

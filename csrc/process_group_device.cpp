@@ -115,22 +115,17 @@ void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
 
 // --- launching -----------------------------------------------------------------------------------
 
-WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call,
-                                             int pair) {
+WorkRef ProcessGroupFastcoll::launchOnDevice(const CallRef& call) {
   beforeWait();
-  const c10::Device device = *task->device();
+  const c10::Device device = *call->device();
+  const int pair = call->isMessage() ? call->request.root : -1;
   DeviceEngine& engine = deviceEngine(device.type());
   const auto traced = [&] {
-    if (pair >= 0) {
-      const bool sends = task->request.collective == Collective::Send;
-      return tracedMessage(task->site.name, call.outputs[0], sends, pair, 0, true);
-    }
-    trace::Record draft;
-    describe(draft, *task, call, true);
-    return trace::record(draft, draft.seq);
+    describe(*call);
+    return pair >= 0 ? recordMessage(call->draft) : trace::record(call->draft, call->draft.seq);
   };
   try {
-    engine.throwIfUnusable(collectiveName(task->request.collective));
+    engine.throwIfUnusable(collectiveName(call->request.collective));
   } catch (const Error& error) {
     // Trace the first refused call: it distinguishes a late rank from an absent one.
     if (!refused_.exchange(true)) trace::fail(traced(), error.what());
@@ -144,41 +139,41 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
     bound = bound_ == device;
   }
   DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-  one.name = collectiveName(task->request.collective);
-  WorkTerms terms = termsOf(call.timeout);
+  one.name = collectiveName(call->request.collective);
+  WorkTerms terms = termsOf(call->timeout);
   one.timed = terms.timed;
   one.timeout = terms.timeout;
   one.extension = std::move(terms.extension);
-  one.dtype = task->request.dtype;
+  one.dtype = call->request.dtype;
   one.pair = bound ? -1 : pair;  // a bound group's communicator exists already and serves pairs
   one.everyone = pair < 0;
-  if (task->parts.empty()) {
-    engine.plan(task->request, one.requests);
+  if (call->parts.empty()) {
+    engine.plan(call->request, one.requests);
   } else {
-    for (const Request& part : task->parts) engine.plan(part, one.requests);
+    for (const Request& part : call->parts) engine.plan(part, one.requests);
   }
-  for (DeviceRequest& request : one.requests) request.options = call.options;
-  task->prepare();  // on the caller's stream
-  one.used = task->memoryOf();
-  one.after = [task] { task->finish(); };
+  for (DeviceRequest& request : one.requests) request.options = call->options;
+  call->prepare();  // on the caller's stream
+  one.used = call->memoryOf();
+  one.after = [call] { call->finish(); };
   one.trace = traced();  // numbered last: from here on, other ranks see every failure
-  WorkRef none;
-  const bool collects = collecting(none);
-  one.async = call.async || collects;
-  if (collects) {
+  one.async = call->async || collects();
+  if (collects()) {
     const std::lock_guard<std::mutex> lock(coalescingMutex_);
     batch_.push_back(std::move(one));
     return nullptr;
   }
   const bool profiled = at::hasCallbacks();
-  if (profiled) recordParameters(call, one.name, engine.sequence() + 1, pair >= 0);
+  if (profiled) {
+    recordParameters(*call, call->inputs, call->outputs, one.name, engine.sequence() + 1);
+  }
   std::optional<WorkDraft> draft;
   if (one.async || profiled || options_->blockingWait || listsWorks()) {
-    const CallType& type = *task->site.type;
-    draft = {type.type, nullptr, std::nullopt, std::move(call.outputs)};
+    const CallType& type = *call->site.type;
+    draft = {type.type, nullptr, std::nullopt, std::move(call->outputs)};
     if (profiled) {
       draft->title = type.title;
-      draft->profiled = std::move(call.inputs);
+      draft->profiled = std::move(call->inputs);
     }
   }
   std::vector<DeviceCall> calls;
@@ -220,7 +215,7 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
 /// of the ranks must not depend on what each has used, so the devices themselves do not meet. A
 /// group that neither used a device nor is bound to one waits for none, even if the caller names
 /// one: torch names device 0 if there is no device, and a group of CPU tensors starts no CUDA.
-std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOptions& opts) {
+std::function<void()> ProcessGroupFastcoll::behindDevice(const Call& barrier) {
   if (!usesDevice_) return nullptr;
   beforeWait();
   std::optional<c10::Device> device;
@@ -228,15 +223,12 @@ std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOpti
     const std::lock_guard<std::mutex> lock(deviceMutex_);
     device = lastDevice_ ? lastDevice_ : bound_;
   }
-  if (opts.device && opts.device->type() == device->type() && opts.device->has_index()) {
-    device = *opts.device;
-  }
-  if (!opts.device_ids.empty()) {
-    device = c10::Device(device->type(), static_cast<c10::DeviceIndex>(opts.device_ids[0]));
-  }
+  const auto& named = barrier.behind;
+  if (named && named->type() == device->type() && named->has_index()) device = named;
+  if (barrier.behindIndex) device = c10::Device(device->type(), *barrier.behindIndex);
   const auto engine = this->device();
   if (engine == nullptr) return nullptr;
-  return engine->reached(*device, timeoutOr(opts.timeout), site("barrier").errorSite());
+  return engine->reached(*device, timeoutOr(barrier.timeout), site("barrier").errorSite());
 }
 
 }  // namespace fastcoll

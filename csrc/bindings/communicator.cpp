@@ -96,9 +96,9 @@ struct Planned {
 
   const Member member;
   const char* const call;
-  std::function<WorkRef(ProcessGroupFastcoll&)> issue;
-  std::shared_ptr<ProcessGroupFastcoll::Prepared> prepared;  // nullptr: issue() makes the call
-  bool runs = false;                                         // under the GIL
+  std::function<Calls(const Doors&)> check;
+  std::shared_ptr<Plan> plan;  // nullptr: check() makes the call anew
+  bool runs = false;           // under the GIL
 };
 
 /// Lets a plan run again.
@@ -121,23 +121,23 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
     if (PyVectorcall_NARGS(count) != 0 || keywords != nullptr) {
       throw py::type_error("fastcoll.CommunicatorPlan: expected no arguments");
     }
-    Planned& plan = *reinterpret_cast<PlanObject*>(self)->planned;
-    if (std::exchange(plan.runs, true)) {
+    Planned& planned = *reinterpret_cast<PlanObject*>(self)->planned;
+    if (std::exchange(planned.runs, true)) {
       throw py::value_error(
           "fastcoll.CommunicatorPlan: it runs on another thread. Make a plan for each.");
     }
-    const RunEnds ends{plan};
+    const RunEnds ends{planned};
     {
       const GilUntilWait gil;
-      const Group group = plan.member.group(plan.call);
-      if (plan.prepared != nullptr && group->canRun(*plan.prepared)) {
+      const Group group = planned.member.group(planned.call);
+      if (planned.plan != nullptr && group->canRepeat(*planned.plan)) {
         try {
-          group->run(*plan.prepared);
+          group->repeat(*planned.plan);
         } catch (...) {
-          plan.prepared = nullptr;
+          planned.plan = nullptr;
           throw;
         }
-      } else if (const WorkRef work = plan.issue(*group)) {
+      } else if (const WorkRef work = group->run(planned.check)) {
         beforeWait();
         work->wait();
       }
@@ -177,7 +177,7 @@ PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
     {
       const GilUntilWait gil;
       const Group group = memberOf(self).group(Call::kName);
-      if (const WorkRef work = call(*group)) {
+      if (const WorkRef work = group->run(call)) {
         beforeWait();
         work->wait();
       }
@@ -197,11 +197,11 @@ PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyO
             "fastcoll.all_reduce_plan: expected a dense tensor, got a sparse one");
       }
     }
-    planned->issue = Call::bind(arguments);
+    planned->check = Call::bind(arguments);
     {
       const WithoutGil nogil;
       const Group group = planned->member.group(Call::kName);
-      planned->prepared = group->prepare([&] { planned->issue(*group); });
+      planned->plan = group->plan(planned->check);
     }
     PyObject* const plan = planType->tp_alloc(planType, 0);
     if (plan == nullptr) return nullptr;

@@ -1,5 +1,5 @@
-// The calls of fastcoll._C.Communicator. Each reads its arguments from Python, and then calls the
-// process group.
+// The calls of fastcoll._C.Communicator. Each reads its arguments from Python, and has the group's
+// doors check them.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "process_group.hpp"
+#include "calls/doors.hpp"
 
 namespace fastcoll::direct {
 
@@ -131,9 +131,9 @@ Options synchronous() {
 
 // --- the calls -----------------------------------------------------------------------------------
 
-// Each has the names of its arguments, how many are required, and bind(), which returns the call
-// with its arguments. The call begins with the GIL, and frees it before it waits (GilUntilWait).
-// When a plan is made, it has no GIL. Ranks are those of the group.
+// Each has the names of its arguments, how many are required, and bind(), which returns a function
+// that checks the call. It begins with the GIL, and the call frees it before it waits
+// (GilUntilWait). When a plan is made, it has no GIL. Ranks are those of the group.
 
 struct AllReduce {
   static constexpr auto kName = "all_reduce";
@@ -142,8 +142,8 @@ struct AllReduce {
   static auto bind(const Arguments<2>& a) {
     auto options = synchronous<c10d::AllreduceOptions>();
     options.reduceOp = opOf(a, 1);
-    return [tensors = Tensors{tensorOf(a[0])}, options](auto& group) mutable {
-      return group.allreduce(tensors, options);
+    return [tensors = Tensors{tensorOf(a[0])}, options](const Doors& doors) mutable -> Calls {
+      return doors.allReduce(tensors, options);
     };
   }
 };
@@ -156,8 +156,8 @@ struct Reduce {
     auto options = synchronous<c10d::ReduceOptions>();
     options.rootRank = a.integer(1);
     options.reduceOp = opOf(a, 2);
-    return [tensors = Tensors{tensorOf(a[0])}, options](auto& group) mutable {
-      return group.reduce(tensors, options);
+    return [tensors = Tensors{tensorOf(a[0])}, options](const Doors& doors) mutable -> Calls {
+      return doors.reduce(tensors, options);
     };
   }
 };
@@ -169,8 +169,8 @@ struct Broadcast {
   static auto bind(const Arguments<2>& a) {
     auto options = synchronous<c10d::BroadcastOptions>();
     options.rootRank = a.integer(1);
-    return [tensors = Tensors{tensorOf(a[0])}, options](auto& group) mutable {
-      return group.broadcast(tensors, options);
+    return [tensors = Tensors{tensorOf(a[0])}, options](const Doors& doors) mutable -> Calls {
+      return doors.broadcast(tensors, options);
     };
   }
 };
@@ -180,10 +180,11 @@ struct AllGather {
   static constexpr std::array kArguments{"output", "input"};
   static constexpr std::size_t kRequired = 2;
   static auto bind(const Arguments<2>& a) {
-    return [output = partsOf(a[0]), input = Tensors{tensorOf(a[1])}](auto& group) mutable {
+    return [output = partsOf(a[0]),
+            input = Tensors{tensorOf(a[1])}](const Doors& doors) mutable -> Calls {
       const auto options = synchronous<c10d::AllgatherOptions>();
-      return output.list() ? group.allgather(output.lists, input, options)
-                           : group._allgather_base(output.whole, input[0], options);
+      return output.list() ? doors.allGather(output.lists, input, options)
+                           : doors.allGatherIntoTensor(output.whole, input[0], options);
     };
   }
 };
@@ -195,9 +196,10 @@ struct ReduceScatter {
   static auto bind(const Arguments<3>& a) {
     auto options = synchronous<c10d::ReduceScatterOptions>();
     options.reduceOp = opOf(a, 2);
-    return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1]), options](auto& group) mutable {
-      return input.list() ? group.reduce_scatter(output, input.lists, options)
-                          : group._reduce_scatter_base(output[0], input.whole, options);
+    return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1]),
+            options](const Doors& doors) mutable -> Calls {
+      return input.list() ? doors.reduceScatter(output, input.lists, options)
+                          : doors.reduceScatterTensor(output[0], input.whole, options);
     };
   }
 };
@@ -213,11 +215,11 @@ struct AllToAll {
           "fastcoll.all_to_all: expected two tensors or two lists of tensors, got one of each");
     }
     return [output = std::move(output), input = std::move(input), received = a.splits(2),
-            sent = a.splits(3)](auto& group) mutable {
+            sent = a.splits(3)](const Doors& doors) mutable -> Calls {
       const auto options = synchronous<c10d::AllToAllOptions>();
       return output.list()
-                 ? group.alltoall(output.lists[0], input.lists[0], options)
-                 : group.alltoall_base(output.whole, input.whole, received, sent, options);
+                 ? doors.allToAll(output.lists[0], input.lists[0], options)
+                 : doors.allToAllSingle(output.whole, input.whole, received, sent, options);
     };
   }
 };
@@ -230,9 +232,9 @@ struct Gather {
     auto options = synchronous<c10d::GatherOptions>();
     options.rootRank = a.integer(2);
     return [output = partsOf(a[0], true), input = Tensors{tensorOf(a[1])},
-            options](auto& group) mutable {
-      return output.list() ? group.gather(output.lists, input, options)
-                           : group.gather_single(output.whole, input[0], options);
+            options](const Doors& doors) mutable -> Calls {
+      return output.list() ? doors.gather(output.lists, input, options)
+                           : doors.gatherSingle(output.whole, input[0], options);
     };
   }
 };
@@ -245,9 +247,9 @@ struct Scatter {
     auto options = synchronous<c10d::ScatterOptions>();
     options.rootRank = a.integer(2);
     return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1], true),
-            options](auto& group) mutable {
-      return input.list() ? group.scatter(output, input.lists, options)
-                          : group.scatterSingle(output[0], input.whole, options);
+            options](const Doors& doors) mutable -> Calls {
+      return input.list() ? doors.scatter(output, input.lists, options)
+                          : doors.scatterSingle(output[0], input.whole, options);
     };
   }
 };
@@ -257,7 +259,9 @@ struct Barrier {
   static constexpr std::array<const char*, 0> kArguments{};
   static constexpr std::size_t kRequired = 0;
   static auto bind(const Arguments<0>&) {
-    return [](auto& group) { return group.barrier(synchronous<c10d::BarrierOptions>()); };
+    return [](const Doors& doors) -> Calls {
+      return doors.barrier(synchronous<c10d::BarrierOptions>());
+    };
   }
 };
 
@@ -267,7 +271,7 @@ struct Send {
   static constexpr std::size_t kRequired = 2;
   static auto bind(const Arguments<3>& a) {
     return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
-               auto& group) mutable { return group.messageNow(calls::Send, tensors, peer, tag); };
+               const Doors& doors) mutable -> Calls { return doors.send(tensors, peer, tag); };
   }
 };
 
@@ -277,7 +281,7 @@ struct Recv {
   static constexpr std::size_t kRequired = 2;
   static auto bind(const Arguments<3>& a) {
     return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
-               auto& group) mutable { return group.messageNow(calls::Recv, tensors, peer, tag); };
+               const Doors& doors) mutable -> Calls { return doors.recv(tensors, peer, tag); };
   }
 };
 
@@ -287,9 +291,11 @@ struct SendRecv {
   static constexpr std::array kArguments{"send", "dst", "recv", "src", "tag"};
   static constexpr std::size_t kRequired = 4;
   static auto bind(const Arguments<5>& a) {
-    return [sent = Tensors{tensorOf(a[0])}, received = Tensors{tensorOf(a[2])},
-            target = a.integer(1), source = a.integer(3), tag = a.integerOr(4, 0)](
-               auto& group) mutable { return group.sendrecv(sent, target, received, source, tag); };
+    return
+        [sent = Tensors{tensorOf(a[0])}, received = Tensors{tensorOf(a[2])}, target = a.integer(1),
+         source = a.integer(3), tag = a.integerOr(4, 0)](const Doors& doors) mutable -> Calls {
+          return doors.sendrecv(sent, target, received, source, tag);
+        };
   }
 };
 

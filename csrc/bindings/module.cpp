@@ -12,6 +12,8 @@
 #include "torch/error.hpp"
 
 namespace py = pybind11;
+using fastcoll::Doors;
+using fastcoll::Fusion;
 using fastcoll::Options;
 using fastcoll::ProcessGroupFastcoll;
 using fastcoll::Setting;
@@ -185,9 +187,10 @@ PYBIND11_MODULE(_C, m) {
             opts.asyncOp = async;
             fastcoll::AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
             if (wire) options.wire = fastcoll::dtypeOf(*wire);
-            if (options == fastcoll::AllReduceOptions{}) return g.allreduceList(tensors, opts);
-            return g.allreduceList(
-                tensors, opts, std::make_shared<fastcoll::AllReduceOptions>(std::move(options)));
+            const bool plain = options == fastcoll::AllReduceOptions{};
+            return g.launch(
+                &Doors::allReduceList, tensors, opts,
+                plain ? nullptr : std::make_shared<fastcoll::AllReduceOptions>(std::move(options)));
           },
           py::arg("tensors"), py::arg("op"), py::arg("async_op") = false, py::kw_only(),
           py::arg("wire_dtype") = std::nullopt, py::arg("scale") = 1.0, py::arg("algorithm") = "",
@@ -199,7 +202,8 @@ PYBIND11_MODULE(_C, m) {
             c10d::AllreduceOptions opts;
             opts.reduceOp = std::move(op);
             opts.asyncOp = async;
-            return g.allreduceFused(tensors, opts, {wire, std::move(squares)});
+            return g.launch(&Doors::allReduceFused, tensors, opts,
+                            Fusion{wire, std::move(squares)});
           },
           py::arg("tensors"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
           py::arg("squares") = std::nullopt, py::arg("async_op") = false,
@@ -212,7 +216,8 @@ PYBIND11_MODULE(_C, m) {
             c10d::ReduceScatterOptions opts;
             opts.reduceOp = std::move(op);
             opts.asyncOp = async;
-            return g.reduceScatterFused(output, input, opts, {wire, std::move(squares)});
+            return g.launch(&Doors::reduceScatterFused, output, input, opts,
+                            Fusion{wire, std::move(squares)});
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
           py::arg("squares") = std::nullopt, py::arg("async_op") = false,

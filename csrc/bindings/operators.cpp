@@ -157,7 +157,7 @@ at::Tensor allReduce(const at::Tensor& input, const std::string& op, const std::
   const auto options = allReduceOptions("all_reduce", op);
   at::Tensor result = resultOf(input, input.sizes());
   if (target.ours != nullptr && input.is_cpu()) {
-    wait(target.ours->allreduceInto(result, input, options));
+    wait(target.ours->launch(&Doors::allReduceInto, result, input, options));
     return result;
   }
   result.copy_(input);

@@ -4,30 +4,28 @@
 #include <utility>
 
 #include "calls/checks.hpp"
-#include "process_group.hpp"
+#include "calls/doors.hpp"
 
 namespace fastcoll {
 
-WorkRef ProcessGroupFastcoll::allGather(const CallSite& site, Tensors outputs, Tensors inputs,
-                                        const c10d::AllgatherOptions& opts) {
+CallRef Doors::gatherTensors(const CallSite& site, Tensors outputs, Tensors inputs,
+                             const c10d::AllgatherOptions& opts) const {
   paired(site, outputs, inputs);
-  auto task = std::make_shared<TensorTask>(site, inputs);
+  auto call = std::make_shared<Call>(site, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     sameType(site, inputs[i], outputs[i]);
     wholeOf(site, inputs[i], "output", outputs[i], inputs.size() == 1 ? -1 : static_cast<int>(i));
-    task->addInput(inputs[i]);
-    task->addOutputParts(outputs[i]);
+    call->addInput(inputs[i]);
+    call->addOutputParts(outputs[i]);
   }
-  return launch(std::move(task),
-                {opts.asyncOp, opts.timeout, std::move(inputs), std::move(outputs)});
+  return asked(std::move(call), opts, std::move(inputs), std::move(outputs));
 }
 
 /// `lists[i]` has an output for input i from each rank.
-WorkRef ProcessGroupFastcoll::allGatherLists(const CallSite& site,
-                                             const std::vector<Tensors>& lists,
-                                             const Tensors& inputs, Tensors outputs,
-                                             const c10d::AllgatherOptions& opts) {
-  auto task = std::make_shared<TensorTask>(site, inputs);
+CallRef Doors::gatherLists(const CallSite& site, const std::vector<Tensors>& lists,
+                           const Tensors& inputs, Tensors outputs,
+                           const c10d::AllgatherOptions& opts) const {
+  auto call = std::make_shared<Call>(site, inputs);
   const std::size_t mine = rank_;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& input = inputs[i];
@@ -43,53 +41,49 @@ WorkRef ProcessGroupFastcoll::allGatherLists(const CallSite& site,
       asLongAs(site, input, "output", rank, list[rank], place,
                ". Pad the tensors, or use all_to_all");
     }
-    if (!even) task->site.type = &calls::AllGatherUneven;
-    task->addInput(input, sharesMemory(input, list, mine));
-    task->addOutputs(list, even);
+    if (!even) call->site.type = &calls::AllGatherUneven;
+    call->addInput(input, sharesMemory(input, list, mine));
+    call->addOutputs(list, even);
   }
-  return launch(std::move(task), {opts.asyncOp, opts.timeout, inputs, std::move(outputs)});
+  return asked(std::move(call), opts, inputs, std::move(outputs));
 }
 
-WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                        const c10d::AllgatherOptions& opts) {
-  return guarded(calls::AllGather, [&](const CallSite& site) {
-    single(site, inputs);
-    const Tensors& list = onePerRank(site, outputs, "output tensors");
-    return allGatherLists(site, outputs, inputs, list, opts);
-  });
+CallRef Doors::allGather(std::vector<Tensors>& outputs, Tensors& inputs,
+                         const c10d::AllgatherOptions& opts) const {
+  const CallSite site = at(calls::AllGather);
+  single(site, inputs);
+  const Tensors& list = onePerRank(site, outputs, "output tensors");
+  return gatherLists(site, outputs, inputs, list, opts);
 }
 
-WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                  const c10d::AllgatherOptions& opts) {
-  return guarded(calls::AllGatherCoalesced, [&](const CallSite& site) {
-    if (outputs.size() != static_cast<std::size_t>(size_)) {
-      refuse(site, concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
+CallRef Doors::allGatherCoalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& opts) const {
+  const CallSite site = at(calls::AllGatherCoalesced);
+  if (outputs.size() != static_cast<std::size_t>(size_)) {
+    refuse(site, concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
+  }
+  oneType(site, inputs);
+  std::vector<Tensors> lists(inputs.size());
+  Tensors flat;
+  for (const Tensors& list : outputs) {
+    if (list.size() != inputs.size()) {
+      refuse(site, concat(inputs.size(), " outputs per rank, as many as inputs"),
+             concat(list.size()));
     }
-    oneType(site, inputs);
-    std::vector<Tensors> lists(inputs.size());
-    Tensors flat;
-    for (const Tensors& list : outputs) {
-      if (list.size() != inputs.size()) {
-        refuse(site, concat(inputs.size(), " outputs per rank, as many as inputs"),
-               concat(list.size()));
-      }
-      for (std::size_t i = 0; i < list.size(); ++i) lists[i].push_back(list[i]);
-      flat.insert(flat.end(), list.begin(), list.end());
-    }
-    return allGatherLists(site, lists, inputs, std::move(flat), opts);
-  });
+    for (std::size_t i = 0; i < list.size(); ++i) lists[i].push_back(list[i]);
+    flat.insert(flat.end(), list.begin(), list.end());
+  }
+  return gatherLists(site, lists, inputs, std::move(flat), opts);
 }
 
-WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                              const c10d::AllgatherOptions& opts) {
-  return guarded(calls::AllGatherIntoTensor,
-                 [&](const CallSite& site) { return allGather(site, {output}, {input}, opts); });
+CallRef Doors::allGatherIntoTensor(const at::Tensor& output, const at::Tensor& input,
+                                   const c10d::AllgatherOptions& opts) const {
+  return gatherTensors(at(calls::AllGatherIntoTensor), {output}, {input}, opts);
 }
 
-WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                              const c10d::AllgatherOptions& opts) {
-  return guarded(calls::AllGatherIntoTensorCoalesced,
-                 [&](const CallSite& site) { return allGather(site, outputs, inputs, opts); });
+CallRef Doors::allGatherIntoTensorCoalesced(Tensors& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& opts) const {
+  return gatherTensors(at(calls::AllGatherIntoTensorCoalesced), outputs, inputs, opts);
 }
 
 }  // namespace fastcoll

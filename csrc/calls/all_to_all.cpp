@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "calls/checks.hpp"
-#include "process_group.hpp"
+#include "calls/doors.hpp"
 
 namespace fastcoll {
 namespace {
@@ -43,53 +43,52 @@ std::vector<Message> splitRows(const CallSite& site, const at::Tensor& tensor,
 
 }  // namespace
 
-WorkRef ProcessGroupFastcoll::allToAll(std::shared_ptr<TensorTask> task, Call call) {
+CallRef Doors::exchange(CallRef call, const c10d::AllToAllOptions& opts, Tensors inputs,
+                        Tensors outputs) const {
   const std::size_t mine = rank_;
-  const std::size_t in = task->request.in[mine].bytes();
-  const std::size_t out = task->request.out[mine].bytes();
+  const std::size_t in = call->request.in[mine].bytes();
+  const std::size_t out = call->request.out[mine].bytes();
   if (in != out) {
-    refuse(task->site, concat("input and output ", rank_, " of one length"),
+    refuse(call->site, concat("input and output ", rank_, " of one length"),
            concat(in, " and ", out, " bytes"));
   }
-  return launch(std::move(task), std::move(call));
+  return asked(std::move(call), opts, std::move(inputs), std::move(outputs));
 }
 
-WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
-                                       const c10d::AllToAllOptions& opts) {
-  return guarded(calls::AllToAll, [&](const CallSite& site) {
-    const std::size_t ranks = size_;
-    if (outputs.size() != ranks || inputs.size() != ranks) {
-      refuse(site, concat(size_, " inputs and ", size_, " outputs, one per rank"),
-             concat(inputs.size(), " and ", outputs.size()));
-    }
-    auto task = std::make_shared<TensorTask>(site, inputs);
-    for (std::size_t i = 0; i < ranks; ++i) {
-      sameType(site, inputs[0], inputs[i]);
-      sameType(site, inputs[0], outputs[i]);
-    }
-    task->addInputs(inputs, false);
-    task->addOutputs(outputs, false);
-    return allToAll(std::move(task), {opts.asyncOp, opts.timeout, inputs, outputs});
-  });
+CallRef Doors::allToAll(Tensors& outputs, Tensors& inputs,
+                        const c10d::AllToAllOptions& opts) const {
+  const CallSite site = at(calls::AllToAll);
+  const std::size_t ranks = size_;
+  if (outputs.size() != ranks || inputs.size() != ranks) {
+    refuse(site, concat(size_, " inputs and ", size_, " outputs, one per rank"),
+           concat(inputs.size(), " and ", outputs.size()));
+  }
+  auto call = std::make_shared<Call>(site, inputs);
+  for (std::size_t i = 0; i < ranks; ++i) {
+    sameType(site, inputs[0], inputs[i]);
+    sameType(site, inputs[0], outputs[i]);
+  }
+  call->addInputs(inputs, false);
+  call->addOutputs(outputs, false);
+  return exchange(std::move(call), opts, inputs, outputs);
 }
 
-WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                            std::vector<int64_t>& outputSplits,
-                                            std::vector<int64_t>& inputSplits,
-                                            const c10d::AllToAllOptions& opts) {
-  return guarded(calls::AllToAllSingle, [&](const CallSite& site) {
-    sameType(site, input, output);
-    auto task = std::make_shared<TensorTask>(site, input);
-    // Copy a shared input: output pieces would overwrite input pieces that are not sent yet.
-    const bool shared = input.numel() > 0 && input.is_alias_of(output);
-    Message wholeIn;
-    Message wholeOut;
-    task->add(input, &wholeIn, nullptr, shared);
-    task->add(output, nullptr, &wholeOut);
-    task->request.in = splitRows(site, input, inputSplits, "input", wholeIn);
-    task->request.out = splitRows(site, output, outputSplits, "output", wholeOut);
-    return allToAll(std::move(task), {opts.asyncOp, opts.timeout, {input}, {output}});
-  });
+CallRef Doors::allToAllSingle(const at::Tensor& output, const at::Tensor& input,
+                              const std::vector<int64_t>& outputSplits,
+                              const std::vector<int64_t>& inputSplits,
+                              const c10d::AllToAllOptions& opts) const {
+  const CallSite site = at(calls::AllToAllSingle);
+  sameType(site, input, output);
+  auto call = std::make_shared<Call>(site, input);
+  // Copy a shared input: output pieces would overwrite input pieces that are not sent yet.
+  const bool shared = input.numel() > 0 && input.is_alias_of(output);
+  Message wholeIn;
+  Message wholeOut;
+  call->add(input, &wholeIn, nullptr, shared);
+  call->add(output, nullptr, &wholeOut);
+  call->request.in = splitRows(site, input, inputSplits, "input", wholeIn);
+  call->request.out = splitRows(site, output, outputSplits, "output", wholeOut);
+  return exchange(std::move(call), opts, {input}, {output});
 }
 
 }  // namespace fastcoll

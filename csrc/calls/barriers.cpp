@@ -1,14 +1,15 @@
-// The barriers of ProcessGroupFastcoll: ranks wait for each other and move no data.
+// Barriers: ranks wait for each other and move no data.
 #include "process_group.hpp"
 
 namespace fastcoll {
 
-WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
-  return guarded(calls::Barrier, [&](const CallSite& site) {
-    auto task = std::make_shared<TensorTask>(site);
-    task->before = behindDevice(opts);
-    return launch(std::move(task), {opts.asyncOp, opts.timeout, {}, {}});
-  });
+CallRef Doors::barrier(const c10d::BarrierOptions& opts) const {
+  auto call = std::make_shared<Call>(at(calls::Barrier));
+  call->behind = opts.device;
+  if (!opts.device_ids.empty()) {
+    call->behindIndex = static_cast<c10::DeviceIndex>(opts.device_ids[0]);
+  }
+  return asked(std::move(call), opts, {}, {});
 }
 
 void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {

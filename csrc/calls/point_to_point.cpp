@@ -1,228 +1,213 @@
 // Send, receive and coalescing of ProcessGroupFastcoll.
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
 #include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
-#include "calls/prepared.hpp"
+#include "calls/message.hpp"
+#include "process_group.hpp"
 
 namespace fastcoll {
-namespace {
 
-std::shared_ptr<TensorMessage> makeMessage(const CallSite& site, const at::Tensor& tensor, int peer,
-                                           int tag) {
-  const bool send = site.type->collective == Collective::Send;
-  auto op = std::make_shared<TensorMessage>();
-  op->task.emplace(site);
-  op->task->add(tensor, send ? &op->message : nullptr, send ? nullptr : &op->message);
-  op->send = send;
-  op->peer = peer;
-  op->tag = tag;
-  op->dtype = dtypeOf(tensor.scalar_type());
-  return op;
+// --- doors ---------------------------------------------------------------------------------------
+
+CallRef Doors::message(const CallType& type, Tensors& tensors, int peer, int tag) const {
+  const CallSite site = at(type);
+  const at::Tensor& tensor = single(site, tensors);
+  const bool send = type.collective == Collective::Send;
+  const bool anySource = &type == &calls::RecvAny;
+  if (!anySource) {
+    checkRank(site, send ? "destination rank" : "source rank", peer);
+    if (peer == rank_) refuse(site, "another rank", "this one. Copy the tensor instead.");
+  }
+  if (tensor.defined() && isServed(tensor.device().type())) {
+    if (anySource) {
+      refuse(site, concat("a source rank for a tensor on ", tensor.device()),
+             "none: receives from any rank are for CPU tensors only.");
+    }
+    auto call = std::make_shared<Call>(site, tensor);
+    call->request.root = peer;
+    send ? call->addInput(tensor) : call->addOutput(tensor);
+    call->async = true;
+    call->timeout = c10d::kUnsetTimeout;
+    if (send) call->inputs = {tensor};
+    call->outputs = {tensor};
+    return call;
+  }
+  if (size_ == 1) {
+    refuse(site, "a group of at least 2 ranks", "1. Copy the tensor instead.");
+  }
+  return std::make_shared<MessageCall>(site, tensor, peer, tag);
 }
 
-/// Throws unless the peer is another rank of the group.
-void checkPeer(const CallSite& site, int peer) {
-  const bool send = site.type->collective == Collective::Send;
-  checkRank(site, send ? "destination rank" : "source rank", peer);
-  if (peer == site.rank) refuse(site, "another rank", "this one. Copy the tensor instead.");
+CallRef Doors::send(Tensors& tensors, int destination, int tag) const {
+  return message(calls::Send, tensors, destination, tag);
 }
 
-}  // namespace
+CallRef Doors::recv(Tensors& tensors, int source, int tag) const {
+  return message(calls::Recv, tensors, source, tag);
+}
 
-void TensorMessage::complete(std::exception_ptr fault) noexcept {
+CallRef Doors::recvAnySource(Tensors& tensors, int tag) const {
+  return message(calls::RecvAny, tensors, kAnySource, tag);
+}
+
+Calls Doors::sendrecv(Tensors& sent, int destination, Tensors& received, int source,
+                      int tag) const {
+  CallRef receive = recv(received, source, tag);
+  return {send(sent, destination, tag), std::move(receive)};
+}
+
+// --- a message -----------------------------------------------------------------------------------
+
+MessageCall::MessageCall(const CallSite& of, const at::Tensor& moved, int to, int tagged)
+    : Call(of), tensor(moved) {
+  send = sends();
+  add(tensor, send ? &message : nullptr, send ? nullptr : &message);
+  peer = to;
+  tag = tagged;
+  dtype = dtypeOf(tensor.scalar_type());
+}
+
+void MessageCall::complete(std::exception_ptr fault) noexcept {
   if (work != nullptr) beforeWait();  // the callbacks of its future may wait
-  if (!fault && task) {
+  if (!fault) {
     try {
-      task->finish();
+      finish();
     } catch (...) {
       fault = std::current_exception();
     }
   }
-  if (!repeats) task.reset();
+  if (!repeats) {
+    tensor.reset();
+    forget();
+  }
   if (trace != 0) tellTrace(fault);
   if (const auto ended = std::exchange(work, nullptr)) return ended->markDone(fault);
   unreported = std::move(fault);
 }
 
-void TensorMessage::tellTrace(const std::exception_ptr& fault) noexcept {
+void MessageCall::tellTrace(const std::exception_ptr& fault) noexcept {
   if (numbers != nullptr && source >= 0) {
     trace::setMessage(trace, source, numbers->next(false, source, tag, false));
   }
   fault ? trace::fail(trace, fault) : trace::complete(trace);
 }
 
-/// A message of a blocking call, which needs no work.
-struct ProcessGroupFastcoll::AwaitedMessage {
-  std::shared_ptr<TensorMessage> op;
-  WorkTerms terms;
-};
-
-WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, int peer,
-                                                 int tag, AwaitedMessage* awaited) {
-  const bool send = site.type->collective == Collective::Send;
-  const bool anySource = site.type == &calls::RecvAny;
-  if (!anySource) checkPeer(site, peer);
-  const auto call = [&](Tensors outputs) -> Call {
-    return {true, options_->timeout, send ? Tensors{tensor} : Tensors{}, std::move(outputs)};
-  };
-  if (tensor.defined() && isServed(tensor.device().type())) {
-    if (preparing_ != nullptr) return nullptr;
-    if (anySource) {
-      refuse(site, concat("a source rank for a tensor on ", tensor.device()),
-             "none: receives from any rank are for CPU tensors only.");
-    }
-    auto task = std::make_shared<TensorTask>(site, tensor);
-    task->request.root = peer;
-    send ? task->addInput(tensor) : task->addOutput(tensor);
-    return launchOnDevice(std::move(task), call({tensor}), peer);
-  }
-  if (size_ == 1) {
-    refuse(site, "a group of at least 2 ranks", "1. Copy the tensor instead.");
-  }
-  if (preparing_ != nullptr) {
-    auto op = makeMessage(site, tensor, peer, tag);
-    op->repeats = op->awaited = true;
-    preparing_->keep(tensor);
-    Prepared::Message& message = preparing_->messages.emplace_back();
-    describeMessage(message.draft, site.name, tensor, send, peer, tag);
-    message.op = std::move(op);
-    return nullptr;
-  }
-  if (at::hasCallbacks()) {
-    beforeWait();
-    recordParameters(call(send ? Tensors{} : Tensors{tensor}), site.name, messages_ + 1, true);
-  }
-  const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
-  try {
-    auto op = makeMessage(site, tensor, peer, tag);
-    op->seq = ++messages_;
-    op->trace = record;
-    if (anySource && record != 0) op->numbers = messageNumbers_;
-    return launchMessage(std::move(op), tensor, awaited);
-  } catch (...) {
-    trace::fail(record, std::current_exception(), engine_->faulted());
-    throw;
-  }
-}
-
-WorkRef ProcessGroupFastcoll::launchMessage(std::shared_ptr<TensorMessage> op, at::Tensor& tensor,
-                                            AwaitedMessage* awaited) {
-  const CallType& type = *op->task->site.type;
+WorkRef ProcessGroupFastcoll::startMessage(const std::shared_ptr<MessageCall>& call) {
   const bool profiled = at::hasCallbacks();
+  if (profiled) {
+    beforeWait();
+    const Tensors moved{call->tensor};
+    recordParameters(*call, call->send ? moved : Tensors{}, call->send ? Tensors{} : moved,
+                     call->site.name, messages_ + 1);
+  }
   WorkTerms terms = termsOf(options_->timeout);
-  op->timeout = terms.timeout;
-  op->deadline = deadlineAfter(Clock::now(), op->timeout);
-  if (awaited != nullptr && !profiled && !collects()) {
-    op->awaited = true;
-    post(op);
-    *awaited = {std::move(op), std::move(terms)};
-    return nullptr;
-  }
-  // A title makes torch set up its profiler's record, which takes longer than a small message.
-  auto work = c10::make_intrusive<PointToPointWork>(
-      rank_, type.type, profiled ? type.title : nullptr,
-      profiled ? std::optional<Tensors>(Tensors{tensor}) : std::nullopt,
-      op->send ? Tensors{} : Tensors{tensor}, op->seq, std::move(terms));
-  op->work = work;
-  work->attach(engine_, op);
-  try {
-    post(op);
-  } catch (...) {
-    op->work.reset();  // operation and work hold each other until completion
-    throw;
-  }
-  return work;
-}
-
-WorkRef ProcessGroupFastcoll::message(const CallType& type, Tensors& tensors, int peer, int tag,
-                                      AwaitedMessage* awaited) {
-  return guarded(type, [&](const CallSite& site) {
-    WorkRef work = launchPointToPoint(site, single(site, tensors), peer, tag, awaited);
-    collecting(work);
+  return numbered(*call, terms, [&]() -> WorkRef {
+    const CallType& type = *call->site.type;
+    // A title makes torch set up its profiler's record, which takes longer than a small message.
+    auto work = c10::make_intrusive<PointToPointWork>(
+        rank_, type.type, profiled ? type.title : nullptr,
+        profiled ? std::optional<Tensors>(Tensors{call->tensor}) : std::nullopt,
+        call->send ? Tensors{} : Tensors{call->tensor}, call->seq, std::move(terms));
+    call->work = work;
+    work->attach(engine_, call);
+    try {
+      post(call);
+    } catch (...) {
+      call->work.reset();  // call and work hold each other until completion
+      throw;
+    }
     return work;
   });
 }
 
-void ProcessGroupFastcoll::post(const std::shared_ptr<TensorMessage>& op) {
-  if (op->message.bytes() > kBriefBytes || engine_->isRemote()) beforeWait();
-  PointToPoint& pointToPoint = engine_->pointToPoint(op->task->site.name, op->seq);
-  op->task->prepare();
-  pointToPoint.submit(op);
-}
-
-void ProcessGroupFastcoll::await(const std::shared_ptr<TensorMessage>& op) {
-  if (op == nullptr) return;
-  translated([&] { return engine_->pointToPoint().wait(op, TimePoint::max()); });
-  if (op->unreported) std::rethrow_exception(translatedFault(op->unreported));
-}
-
-void ProcessGroupFastcoll::runMessages(Prepared& prepared) {
-  const WorkTerms terms = termsOf(options_->timeout);
-  const TimePoint deadline = deadlineAfter(Clock::now(), terms.timeout);
-  for (Prepared::Message& message : prepared.messages) {
-    message.op->reset();
-    message.op->seq = ++messages_;
-    message.op->timeout = terms.timeout;
-    message.op->deadline = deadline;
-    message.op->trace = recordMessage(message.draft);
-    try {
-      translated([&] { post(message.op); });
-    } catch (...) {
-      trace::fail(message.op->trace, std::current_exception(), engine_->faulted());
-      throw;
-    }
+/// Numbers the message, records it in the trace, and calls `body`, which posts it.
+template <typename Body>
+auto ProcessGroupFastcoll::numbered(MessageCall& call, const WorkTerms& terms, Body body)
+    -> decltype(body()) {
+  call.seq = ++messages_;
+  call.timeout = terms.timeout;
+  call.deadline = deadlineAfter(Clock::now(), call.timeout);
+  call.trace = recordMessage(call.draft);
+  if (call.peer == kAnySource && call.trace != 0) call.numbers = messageNumbers_;
+  try {
+    return body();
+  } catch (...) {
+    trace::fail(call.trace, std::current_exception(), engine_->faulted());
+    throw;
   }
-  // A receive comes after the send beside it, and is waited for first, as in sendrecv().
-  for (std::size_t i = prepared.messages.size(); i-- > 0;) await(prepared.messages[i].op);
 }
 
-WorkRef ProcessGroupFastcoll::messageNow(const CallType& type, Tensors& tensors, int peer,
-                                         int tag) {
-  AwaitedMessage awaited;
-  WorkRef work = message(type, tensors, peer, tag, &awaited);
-  await(awaited.op);
-  return work;
+void ProcessGroupFastcoll::post(const std::shared_ptr<MessageCall>& call) {
+  if (call->message.bytes() > kBriefBytes || engine_->isRemote()) beforeWait();
+  PointToPoint& pointToPoint = engine_->pointToPoint(call->site.name, call->seq);
+  call->prepare();
+  pointToPoint.submit(call);
 }
 
-WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
-  return message(calls::Send, tensors, destination, tag);
+void ProcessGroupFastcoll::postAwaited(const std::shared_ptr<MessageCall>& call,
+                                       const WorkTerms& terms) {
+  call->awaited = true;
+  numbered(*call, terms, [&] { post(call); });
 }
 
-WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
-  return message(calls::Recv, tensors, source, tag);
+void ProcessGroupFastcoll::await(const std::shared_ptr<MessageCall>& call) {
+  engine_->pointToPoint().wait(call, TimePoint::max());
+  if (call->unreported) std::rethrow_exception(call->unreported);
 }
 
-WorkRef ProcessGroupFastcoll::sendrecv(Tensors& sent, int target, Tensors& received, int source,
-                                       int tag) {
-  // The receive is checked first, because nothing takes a message back.
-  guarded(calls::Recv, [&](const CallSite& site) -> WorkRef {
-    checkPeer(site, source);
-    requireDense(site, single(site, received));
-    requireNoOverlap(site, received[0]);
-    return nullptr;
-  });
-  const int onCpu = int{sent[0].is_cpu()} + int{received[0].is_cpu()};
-  if (preparing_ != nullptr && onCpu < 2) return nullptr;
-  if (onCpu == 0) {
+/// A message that the caller waits for, or a send and the receive beside it.
+WorkRef ProcessGroupFastcoll::runMessages(const Calls& all) {
+  const auto onCpu = [](const CallRef& call) {
+    return std::dynamic_pointer_cast<MessageCall>(call);
+  };
+  const auto first = onCpu(all.call);
+  if (all.receive != nullptr && first == nullptr && onCpu(all.receive) == nullptr) {
     beforeWait();
     startCoalescing();  // on one stream the sends of both ranks would wait for the receives
-    send(sent, target, tag);
-    recv(received, source, tag);
+    start(all.call);
+    start(all.receive);
     return endCoalescing();
   }
-  AwaitedMessage sending;
-  WorkRef work = message(calls::Send, sent, target, tag, &sending);
-  if (const WorkRef receiving = messageNow(calls::Recv, received, source, tag)) receiving->wait();
-  await(sending.op);
+  const bool needsWork = at::hasCallbacks() || collects();
+  const WorkTerms terms = termsOf(options_->timeout);  // held until the messages are done
+  WorkRef work;
+  if (needsWork || first == nullptr) {
+    work = start(all.call);
+  } else {
+    describe(*first);
+    postAwaited(first, terms);
+  }
+  if (all.receive != nullptr) {
+    const auto second = onCpu(all.receive);
+    if (needsWork || second == nullptr) {
+      if (const WorkRef receiving = start(all.receive)) receiving->wait();
+    } else {
+      describe(*second);
+      postAwaited(second, terms);
+      await(second);
+    }
+  }
+  if (!needsWork && first != nullptr) await(first);
   return work;
 }
 
-WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
-  return message(calls::RecvAny, tensors, kAnySource, tag);
+/// A receive comes after the send beside it, and is waited for first.
+void ProcessGroupFastcoll::repeatMessages(const Plan& plan) {
+  const WorkTerms terms = termsOf(options_->timeout);
+  const CallRef calls[] = {plan.calls.call, plan.calls.receive};
+  for (const CallRef& call : calls) {
+    if (call == nullptr) continue;
+    const auto message = std::static_pointer_cast<MessageCall>(call);
+    message->reset();
+    postAwaited(message, terms);
+  }
+  if (calls[1] != nullptr) await(std::static_pointer_cast<MessageCall>(calls[1]));
+  await(std::static_pointer_cast<MessageCall>(calls[0]));
 }
+
+// --- batches -------------------------------------------------------------------------------------
 
 /// On CPU a batch gains nothing from being one work, and collecting it in Python takes longer than
 /// a small exchange. Collected calls still work.
@@ -235,6 +220,23 @@ void ProcessGroupFastcoll::startCoalescing() {
   coalescingThread_ = std::this_thread::get_id();
   coalesced_.clear();
   batch_.clear();
+}
+
+void ProcessGroupFastcoll::stopCollecting() {
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  if (!collects()) return;
+  coalescingThread_ = std::thread::id();
+  coalesced_.clear();
+  for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was discarded", false);
+  batch_.clear();
+}
+
+bool ProcessGroupFastcoll::collecting(WorkRef& work) {
+  if (!collects()) return false;
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  if (work != nullptr) coalesced_.push_back(std::move(work));
+  work = nullptr;
+  return true;
 }
 
 WorkRef ProcessGroupFastcoll::endCoalescing() {

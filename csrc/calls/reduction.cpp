@@ -24,74 +24,74 @@ constexpr std::pair<c10d::ReduceOp::RedOpType, ReduceOp> kOperations[] = {
     {c10d::ReduceOp::PREMUL_SUM, ReduceOp::PreMulSum},
 };
 
-void setFactor(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
+void setFactor(Call& call, Request& request, const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (supplement == nullptr) {
-    refuse(task.site, "PREMUL_SUM with a factor",
+    refuse(call.site, "PREMUL_SUM with a factor",
            "none. Make the operation with torch's _make_nccl_premul_sum(factor).");
   }
   const at::Tensor& factor = supplement->tensor_factor;
   if (!factor.defined()) {
     request.factor = supplement->double_factor;
-  } else if (!task.onDevice() || factor.device() != *task.device()) {
+  } else if (!call.onDevice() || factor.device() != *call.device()) {
     beforeWait();  // it may be on a device
     request.factor = factor.item<double>();
   } else {
     // The library reads it on the device, so the host need not wait for it.
     const DType type = partOf(request.dtype);
     if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
-      throw Error(ErrorKind::Type, task.site.errorSite(), "expected a factor of one element of ",
+      throw Error(ErrorKind::Type, call.site.errorSite(), "expected a factor of one element of ",
                   dtypeName(type), ", got ", factor.numel(), " of ",
                   dtypeName(dtypeOf(factor.scalar_type())));
     }
-    task.keepAlive(factor);
+    call.keepAlive(factor);
     request.factorOnDevice = factor.const_data_ptr();
   }
 }
 
 }  // namespace
 
-void setReduction(TensorTask& task, Request& request, const c10d::ReduceOp& op) {
+void setReduction(Call& call, Request& request, const c10d::ReduceOp& op) {
   const auto* known = std::find_if(std::begin(kOperations), std::end(kOperations),
                                    [&op](const auto& pair) { return pair.first == op.op_; });
   if (known == std::end(kOperations)) {
-    refuse(task.site,
+    refuse(call.site,
            "a reduction of ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM",
            concat("operation ", static_cast<int>(op.op_)));
   }
   request.op = known->second;
-  if (request.op == ReduceOp::PreMulSum) setFactor(task, request, op);
-  if (task.onDevice()) return;  // the library checks it
-  named(task.site, [&] { reduceFunction(request.dtype, request.op); });
+  if (request.op == ReduceOp::PreMulSum) setFactor(call, request, op);
+  if (call.onDevice()) return;  // the library checks it
+  request.kernel = named(call.site, [&] { return reduceFunction(request.dtype, request.op); });
 }
 
-Message setWire(const TensorTask& task, Request& request, DType dtype, const Fusion& fusion) {
+Message setWire(const Call& call, Request& request, DType dtype, const Fusion& fusion) {
   request.dtype = fusion.wire ? dtypeOf(*fusion.wire) : dtype;
   if (request.dtype == dtype) return {};
   if (dtype != DType::Float32) {
-    throw Error(ErrorKind::Type, task.site.errorSite(), "expected float32 tensors to travel as ",
+    throw Error(ErrorKind::Type, call.site.errorSite(), "expected float32 tensors to travel as ",
                 dtypeName(request.dtype), ", got ", dtypeName(dtype),
                 ". Leave the wire dtype out, or cast the tensors.");
   }
-  return Message(named(task.site, [&]() -> const WireCast& { return wireCast(request.dtype); }));
+  return Message(named(call.site, [&]() -> const WireCast& { return wireCast(request.dtype); }));
 }
 
-void setSquares(TensorTask& task, DType dtype, const Fusion& fusion) {
-  if (task.onDevice()) {
-    refuse(task.site, "CPU tensors", concat("one on ", *task.device()));
+void setSquares(Call& call, DType dtype, const Fusion& fusion) {
+  if (call.onDevice()) {
+    refuse(call.site, "CPU tensors", concat("one on ", *call.device()));
   }
   if (!fusion.squares) return;
   const at::Tensor& squares = *fusion.squares;
-  requireDense(task.site, squares);
+  requireDense(call.site, squares);
   if (!squares.is_cpu() || squares.scalar_type() != at::kDouble || squares.numel() != 1) {
-    refuse(task.site, "squares of one float64 element on the CPU",
+    refuse(call.site, "squares of one float64 element on the CPU",
            concat(squares.numel(), " of ", dtypeName(dtypeOf(squares.scalar_type())), " on ",
                   squares.device()));
   }
-  named(task.site, [&] { squaresFunction(dtype); });
+  named(call.site, [&] { squaresFunction(dtype); });
   squares.zero_();
-  task.keepAlive(squares);
-  task.request.squares = squares.mutable_data_ptr<double>();
+  call.keepAlive(squares);
+  call.request.squares = squares.mutable_data_ptr<double>();
 }
 
 }  // namespace fastcoll

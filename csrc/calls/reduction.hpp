@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "torch/tensors.hpp"
+#include "calls/call.hpp"
 
 namespace fastcoll {
 
@@ -15,10 +15,10 @@ struct Fusion {
 };
 
 /// Sets the operation. Call it after the tensors are added.
-void setReduction(TensorTask& task, Request& request, const c10d::ReduceOp& op);
+void setReduction(Call& call, Request& request, const c10d::ReduceOp& op);
 /// Sets the dtype that travels, for inputs of `dtype`, and returns an empty message for them.
-Message setWire(const TensorTask& task, Request& request, DType dtype, const Fusion& fusion);
+Message setWire(const Call& call, Request& request, DType dtype, const Fusion& fusion);
 /// Requests the squares of a result of `dtype`. Call it after the tensors are added.
-void setSquares(TensorTask& task, DType dtype, const Fusion& fusion);
+void setSquares(Call& call, DType dtype, const Fusion& fusion);
 
 }  // namespace fastcoll

@@ -10,17 +10,17 @@
 
 #include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
-#include "process_group.hpp"
+#include "calls/doors.hpp"
 
 namespace fastcoll {
 namespace {
 
 constexpr int64_t kMostDims = 24;
 
-class SparseTask : public TensorTask {
+class SparseCall : public Call {
  public:
-  SparseTask(const CallSite& call, at::Tensor tensor)
-      : TensorTask(call, tensor), tensor_(std::move(tensor)), ranks_(call.size) {}
+  SparseCall(const CallSite& call, at::Tensor tensor)
+      : Call(call, tensor), tensor_(std::move(tensor)), ranks_(call.size) {}
 
   void run(CpuEngine& engine) override {
     beforeWait();
@@ -107,26 +107,24 @@ class SparseTask : public TensorTask {
 
 }  // namespace
 
-WorkRef ProcessGroupFastcoll::allreduce_sparse(Tensors& tensors,
-                                               const c10d::AllreduceOptions& opts) {
-  return guarded(calls::AllReduceSparse, [&](const CallSite& site) {
-    if (tensors.size() != 1 || tensors[0].layout() != at::kSparse || !tensors[0].is_cpu()) {
-      refuse(site, "one sparse COO tensor on the CPU",
-             tensors.size() != 1 ? concat(tensors.size(), " tensors")
-                                 : concat("one of layout ", tensors[0].layout(), " on ",
-                                          tensors[0].device().str()));
-    }
-    if (tensors[0].dim() > kMostDims) {
-      refuse(site, concat("at most ", kMostDims, " dimensions"), concat(tensors[0].dim()));
-    }
-    auto task = std::make_shared<SparseTask>(site, tensors[0]);
-    setReduction(*task, task->request, opts.reduceOp);
-    if (task->request.op != ReduceOp::Sum && task->request.op != ReduceOp::Avg) {
-      refuse(site, "SUM or AVG for a sparse tensor",
-             concat(reduceOpName(task->request.op), ". Use .to_dense()."));
-    }
-    return launch(std::move(task), {opts.asyncOp, opts.timeout, tensors, tensors});
-  });
+CallRef Doors::allReduceSparse(Tensors& tensors, const c10d::AllreduceOptions& opts) const {
+  const CallSite site = at(calls::AllReduceSparse);
+  if (tensors.size() != 1 || tensors[0].layout() != at::kSparse || !tensors[0].is_cpu()) {
+    refuse(site, "one sparse COO tensor on the CPU",
+           tensors.size() != 1
+               ? concat(tensors.size(), " tensors")
+               : concat("one of layout ", tensors[0].layout(), " on ", tensors[0].device().str()));
+  }
+  if (tensors[0].dim() > kMostDims) {
+    refuse(site, concat("at most ", kMostDims, " dimensions"), concat(tensors[0].dim()));
+  }
+  auto call = std::make_shared<SparseCall>(site, tensors[0]);
+  setReduction(*call, call->request, opts.reduceOp);
+  if (call->request.op != ReduceOp::Sum && call->request.op != ReduceOp::Avg) {
+    refuse(site, "SUM or AVG for a sparse tensor",
+           concat(reduceOpName(call->request.op), ". Use .to_dense()."));
+  }
+  return asked(std::move(call), opts, tensors, tensors);
 }
 
 }  // namespace fastcoll

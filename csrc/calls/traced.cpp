@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "calls/message.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
@@ -105,37 +106,34 @@ std::uint32_t ProcessGroupFastcoll::traceGroup() {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-void ProcessGroupFastcoll::describe(trace::Record& draft, const TensorTask& task, const Call& call,
-                                    bool device) {
+void ProcessGroupFastcoll::describe(Call& call) {
+  trace::Record& draft = call.draft;
   draft.group = traceGroup();
   if (draft.group == 0) return;
-  const Request& request = task.parts.empty() ? task.request : task.parts[0];
-  draft.lane = device ? trace::Lane::Device : trace::Lane::Collective;
-  draft.device = device;
+  draft.device = call.onDevice();
+  const Request& request = call.parts.empty() ? call.request : call.parts[0];
+  const CallType& type = *call.site.type;
+  draft.name = type.traced;
+  if (call.isMessage()) {
+    const auto* const message = draft.device ? nullptr : &static_cast<const MessageCall&>(call);
+    draft.lane = trace::Lane::Message;
+    draft.sends = call.sends();
+    draft.peer = message != nullptr ? message->peer : request.root;
+    draft.tag = message != nullptr ? message->tag : 0;
+    const at::Tensor& tensor = message != nullptr ? message->tensor : call.outputs[0];
+    return add(draft.shapes, !draft.sends, TracedAs::Each, tensor);
+  }
+  draft.lane = draft.device ? trace::Lane::Device : trace::Lane::Collective;
   draft.op = request.op;
   draft.root = request.root;
   draft.timeoutMillis = timeoutOr(call.timeout).count();
-  if (device) draft.seq = ++deviceCalls_;
-  const CallType& type = *task.site.type;
-  draft.name = type.traced;
+  if (draft.device) draft.seq = ++deviceCalls_;
   add(draft.shapes, false, type.inputs, call.inputs, call.outputs, size_);
   add(draft.shapes, true, type.outputs, call.outputs, call.inputs, size_);
   trace::describe(draft);
 }
 
-void ProcessGroupFastcoll::describeMessage(trace::Record& draft, const char* name,
-                                           const at::Tensor& tensor, bool send, int peer, int tag,
-                                           bool device) {
-  draft.group = traceGroup();
-  draft.lane = trace::Lane::Message;
-  draft.device = device;
-  draft.name = name;
-  draft.sends = send;
-  draft.peer = peer;
-  draft.tag = tag;
-  add(draft.shapes, !send, TracedAs::Each, tensor);
-}
-
+/// Numbers a described message and records it.
 trace::RecordId ProcessGroupFastcoll::recordMessage(trace::Record& draft) {
   if (draft.group == 0) return 0;
   draft.timeoutMillis = options_->timeout.count();
@@ -145,14 +143,6 @@ trace::RecordId ProcessGroupFastcoll::recordMessage(trace::Record& draft) {
   }
   trace::describe(draft);
   return trace::record(draft, draft.seq);
-}
-
-trace::RecordId ProcessGroupFastcoll::tracedMessage(const char* name, const at::Tensor& tensor,
-                                                    bool send, int peer, int tag, bool device) {
-  if (traceGroup() == 0 || !tensor.defined()) return 0;
-  trace::Record draft;
-  describeMessage(draft, name, tensor, send, peer, tag, device);
-  return recordMessage(draft);
 }
 
 trace::RecordId ProcessGroupFastcoll::tracedMonitoredBarrier(std::chrono::milliseconds timeout) {

@@ -107,6 +107,12 @@ CpuEngine::~CpuEngine() {
   if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
 }
 
+/// Whether a call may begin without the mutex. If not, enter() may still find that it can.
+bool CpuEngine::mayEnter() const {
+  return (state_.load(std::memory_order_acquire) & kCheck) == 0 &&
+         forkGeneration_ == forkGeneration() && (memory_ == nullptr || !memory_->aborted());
+}
+
 /// Locks the engine at the start of a call. Throws if the group is unusable, without the lock. In a
 /// forked child it does not lock: a thread of the parent may have held the mutex at the fork.
 std::unique_lock<std::mutex> CpuEngine::enter(const char* call, std::uint64_t seq) {
@@ -185,11 +191,32 @@ void CpuEngine::execute(Task& task) {
   }
 }
 
-void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
-  lock.lock();
-  running_ = false;
+/// Gives back the right to run. Those who queue a task or wait set kCheck under the mutex, in the
+/// same word: either this sees it and notifies them, or they see that nobody runs.
+void CpuEngine::release() {
+  if ((state_.fetch_and(~kRunning, std::memory_order_acq_rel) & kCheck) == 0) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
   changed_.notify_all();
   if (!queue_.empty()) tryToWakeWorker();
+}
+
+/// Clears kCheck under the mutex, if nothing needs it any more.
+void CpuEngine::uncheck() {
+  if (queue_.empty() && !closed_ && !fault_) state_.fetch_and(~kCheck);
+}
+
+/// Admits a call that its own thread runs at once. False: admit() must look.
+bool CpuEngine::admitHere(Task& task) {
+  std::uint64_t state = state_.load(std::memory_order_relaxed);
+  if ((state & kRunning) != 0 || !mayEnter()) return false;
+  state &= ~kCheck;  // if it is set now, the exchange fails
+  if (!state_.compare_exchange_strong(state, (state | kRunning) + kOne,
+                                      std::memory_order_acquire)) {
+    return false;
+  }
+  task.request.seq = state / kOne + 1;
+  task.trace = trace::record(task.draft, task.request.seq, true);
+  return true;
 }
 
 /// Gives a call its sequence number and records it in the trace, or refuses it. Returns the lock.
@@ -197,36 +224,42 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
 /// trace also records the first call that is refused after a fault. That record distinguishes a
 /// late rank from one that did not arrive.
 std::unique_lock<std::mutex> CpuEngine::admit(Task& task, bool& here) {
-  const trace::Record* const draft = std::exchange(task.draft, nullptr);
   std::unique_lock<std::mutex> lock;
   try {
     lock = enter(collectiveName(task.request.collective), kNext);
   } catch (const Error& error) {
-    if (!refused_.exchange(true) && draft != nullptr) {
-      trace::fail(trace::record(*draft, sequence() + 1), error.what());
+    if (!refused_.exchange(true)) {
+      trace::fail(trace::record(task.draft, sequence() + 1), error.what());
     }
     throw;
   }
-  task.request.seq = sequence() + 1;
-  sequence_.store(task.request.seq, std::memory_order_relaxed);
-  here = here && !running_ && queue_.empty();
-  if (here) running_ = true;
-  if (draft != nullptr) task.trace = trace::record(*draft, task.request.seq, here);
+  std::uint64_t state = state_.load();
+  bool runs = false;
+  do {
+    runs = here && (state & kRunning) == 0 && queue_.empty();
+  } while (!state_.compare_exchange_weak(state, (state + kOne) | (runs ? kRunning : kCheck)));
+  here = runs;
+  task.request.seq = state / kOne + 1;
+  task.trace = trace::record(task.draft, task.request.seq, here);
   return lock;
 }
 
 void CpuEngine::runInline(const TaskRef& task) {
-  bool here = true;
-  std::unique_lock<std::mutex> lock = admit(*task, here);
+  bool here = admitHere(*task);
+  std::unique_lock<std::mutex> lock;
+  if (!here) {
+    here = true;
+    lock = admit(*task, here);
+    if (here) lock.unlock();
+  }
   if (here) {
-    lock.unlock();
     try {
       execute(*task);
     } catch (...) {
-      release(lock);
+      release();
       throw;
     }
-    return release(lock);
+    return release();
   }
   // Another collective runs or is queued: queue behind it and help.
   beforeWait();
@@ -251,6 +284,7 @@ std::uint64_t CpuEngine::submit(TaskRef task) {
   } catch (const std::exception& error) {
     const TaskRef refused = std::move(queue_.back());
     queue_.pop_back();  // a call that throws must not run later
+    uncheck();
     lock.unlock();
     trace::fail(refused->trace, error.what());
     throw;
@@ -275,10 +309,10 @@ void CpuEngine::tryToWakeWorker() noexcept {
 /// Runs the queue's first task; false if there is none or another thread runs one. `interrupt`:
 /// what interrupted it on the thread of a waiter; nullptr on a worker.
 bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt) {
-  if (running_ || queue_.empty()) return false;
+  if (queue_.empty() || (state_.fetch_or(kRunning) & kRunning) != 0) return false;
   TaskRef task = std::move(queue_.front());
   queue_.pop_front();
-  running_ = true;
+  uncheck();
   lock.unlock();
   trace::start(task->trace);
   std::exception_ptr fault;
@@ -292,7 +326,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* 
   auto completion = task->completion;
   task.reset();  // releases the tensors before any waiter is notified
   lock.lock();
-  running_ = false;
+  state_.fetch_and(~kRunning);
   // A callback may block until another collective of this group is done. Another thread must be
   // there to run that one.
   const bool stepsAside = interrupt == nullptr && completion->callsBack();
@@ -316,7 +350,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* 
 void CpuEngine::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    const bool hadWork = !queue_.empty() && !running_;
+    const bool hadWork = !queue_.empty() && (state_ & kRunning) == 0;
     if (runHead(lock, nullptr)) continue;
     if (hadWork) return;  // another worker has taken over
     if (!queue_.empty()) {
@@ -343,7 +377,10 @@ void CpuEngine::wait(const Completion& task) {
     lock.unlock();
     checkInterrupt();
     lock.lock();
-    if (task.done.load(std::memory_order_acquire) || (!running_ && !queue_.empty())) continue;
+    if (task.done.load(std::memory_order_acquire) ||
+        ((state_ & kRunning) == 0 && !queue_.empty())) {
+      continue;
+    }
     changed_.wait_for(lock, kWaitSlice);
   }
 }

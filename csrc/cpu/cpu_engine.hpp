@@ -2,8 +2,10 @@
 // idle, the caller of a synchronous collective runs it. Otherwise a waiter or a pooled thread runs
 // the queue. The pooled thread lets asynchronous work overlap with computation.
 //
-// One thread at a time runs a group's collectives (`running_`). It clears `running_` before it
-// completes a task, so a callback may issue collectives on the same group.
+// One thread at a time runs a group's collectives. It gives the right to run back before it
+// completes a task, so a callback may issue collectives on the same group. A caller that runs its
+// own collective takes and gives back that right by one atomic word each, without the mutex, as
+// long as nothing is queued.
 #pragma once
 
 #include <atomic>
@@ -51,8 +53,8 @@ class Task {
   virtual void run(CpuEngine& engine);
   /// Set for a task that is queued.
   std::shared_ptr<Completion> completion;
-  /// Read, then cleared, when the engine records the task in the trace.
-  const trace::Record* draft = nullptr;
+  /// What the trace records of it; nothing if its group is 0.
+  trace::Record draft;
   trace::RecordId trace = 0;
 };
 using TaskRef = std::shared_ptr<Task>;
@@ -107,7 +109,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   /// throws.
   void shutdown() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
-  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  std::uint64_t sequence() const { return state_.load(std::memory_order_relaxed) / kOne; }
   EngineInfo info() const;
   /// Whether the group is on several hosts; false while that is undecided.
   bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::MultiHost; }
@@ -119,8 +121,17 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
 
   static constexpr std::uint64_t kNext = ~std::uint64_t{0};  // the number after the last one
 
+  // The word `state_`: two flags, and the number of the last admitted collective.
+  static constexpr std::uint64_t kRunning = 1;  // a thread runs the group's collectives
+  /// Look under the mutex: tasks are queued, or the group was closed or has failed.
+  static constexpr std::uint64_t kCheck = 2;
+  static constexpr std::uint64_t kOne = 4;  // of the number
+
+  bool mayEnter() const;
   std::unique_lock<std::mutex> enter(const char* call, std::uint64_t seq);
+  bool admitHere(Task& task);
   std::unique_lock<std::mutex> admit(Task& task, bool& here);
+  void uncheck();
   void execute(Task& task);
   void decide(Milliseconds timeout);
   void span(const Agreement& agreement, Milliseconds timeout);
@@ -130,7 +141,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   void endHostWatch() noexcept;
   bool pollHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
-  void release(std::unique_lock<std::mutex>& lock);
+  void release();
   bool runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt);
   void wakeWorker();
   void tryToWakeWorker() noexcept;
@@ -163,10 +174,9 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   std::condition_variable changed_;   // a task has ended
   std::condition_variable toWorker_;  // wakes the worker for a queued task
   std::deque<TaskRef> queue_;
-  bool running_ = false;
-  std::atomic<std::uint64_t> sequence_{0};  // of the last admitted collective
-  TimePoint submitted_;                     // when the last task was queued
-  bool waitedLate_ = false;                 // the last caller did not wait soon
+  std::atomic<std::uint64_t> state_{0};
+  TimePoint submitted_;      // when the last task was queued
+  bool waitedLate_ = false;  // the last caller did not wait soon
   bool workerAwake_ = false;
   bool closed_ = false;
   std::atomic<bool> refused_{false};  // a call was refused because the group has failed

@@ -116,6 +116,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!fault_) fault_ = fault;
+      state_ |= kCheck;
       changed_.notify_all();
       pointToPoint = pointToPoint_.get();
     }
@@ -177,12 +178,11 @@ void CpuEngine::failIdle(ErrorKind kind, const std::string& cause) noexcept {
   abort(kind, cause);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (running_ || closed_) return;  // the running call, or the shutdown, closes them
-    running_ = true;
+    // Else the running call, or the shutdown, closes them.
+    if (closed_ || (state_.fetch_or(kRunning) & kRunning) != 0) return;
   }
   if (multiHost_.links != nullptr) multiHost_.links->close();
-  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
-  release(lock);
+  release();
 }
 
 }  // namespace fastcoll

@@ -31,6 +31,7 @@ void CpuEngine::decide(Milliseconds timeout) {
 
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   multiHost_.hosts = agreement.hosts;
+  multiHost_.sums = SumTree(agreement.hosts);
   multiHost_.ringBytes = kMultiHostRing * config_.settings.ringBytes;
   multiHost_.tuning = config_.tuning;
   multiHost_.memory = memory_.get();
@@ -68,7 +69,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
 // --- point-to-point ----------------------------------------------------------------------------
 
 PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
-  enter(call, seq).unlock();
+  if (!mayEnter()) enter(call, seq).unlock();
   return madePointToPoint();
 }
 
@@ -104,8 +105,9 @@ void CpuEngine::shutdown() noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;
     closed_ = true;
+    state_ |= kCheck;
     toWorker_.notify_one();
-    const auto idle = [this] { return !running_ && queue_.empty(); };
+    const auto idle = [this] { return (state_ & kRunning) == 0 && queue_.empty(); };
     // Wait briefly for work that is about to end. Fail the rest without a longer wait.
     bool ended = changed_.wait_for(lock, Milliseconds(300), idle);
     if (!ended) {

@@ -22,26 +22,41 @@ enum class Wire : std::uint8_t { None, Rounds, KeepsOrder };
 /// A collective's signature, which all ranks compare.
 struct Signature {
   std::uint64_t seq;
-  std::uint64_t count;    // elements; each peer has its own expected count
-  std::uint64_t longest;  // all_to_all: bytes of the largest message this rank sends to a peer
-  std::uint64_t direct;   // arena offset of its message, if peers may read it there; else 0
-  double factor;          // for PREMUL_SUM
-  std::int32_t root;      // -1 if there is none
+  std::uint64_t count;  // elements; each peer has its own expected count
+  double factor;        // for PREMUL_SUM
+  std::int32_t root;    // -1 if there is none
   Collective collective;
   DType dtype;
   ReduceOp op;
   Wire wire;
 };
 
-/// A rank's arrival in a collective, in one line: a peer that waits for it fetches the signature at
-/// once. A rank writes `position` when it publishes the collective's first segment, and the
-/// signature before. Two are used in turn. A rank writes the one of collective k only after all
-/// peers have arrived at k-1, so after all have left k-2.
+/// What a rank announces of a message that is not in its first segment.
+struct Offer {
+  std::uint64_t longest = 0;  // all_to_all: bytes of the largest message this rank sends to a peer
+  std::uint64_t direct = 0;   // arena offset of its message, if peers may read it there; else 0
+};
+
+/// A rank's arrival in a collective, in one line: with `position`, for which its peers wait, they
+/// fetch all that they need of a short message. They compare the hash of its signature, and read
+/// the signature itself, on a line of its own, only where the hash differs. A rank writes
+/// `position` when it publishes the collective's first segment, and the rest before. Two are used
+/// in turn. A rank writes the one of collective k only after all peers have arrived at k-1, so
+/// after all have left k-2.
+struct alignas(64) ArrivalLine {
+  static constexpr std::size_t kPayloadBytes = 48;
+  std::atomic<std::uint64_t> position;  // the end of the first segment
+  std::uint64_t hash;
+  union {
+    Offer offer;
+    std::uint8_t payload[kPayloadBytes];  // the first segment, if it is so short
+  };
+};
+static_assert(sizeof(ArrivalLine) == 64);
+
 struct alignas(64) SignatureLine {
   Signature signature;
-  std::atomic<std::uint64_t> position;  // the end of the first segment
 };
-static_assert(sizeof(SignatureLine) == 64);
 
 /// Positions in the group's stream of segments. They only grow. A futex on the low half of either
 /// one, or of an arrival's, wakes the ranks that sleep on this block. Peers read this line seldom
@@ -74,7 +89,8 @@ struct ControlBlock {
   std::uint32_t size;
   std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
-  SignatureLine lines[2];
+  ArrivalLine arrivals[2];
+  SignatureLine signatures[2];
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 

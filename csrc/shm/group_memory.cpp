@@ -17,7 +17,7 @@ namespace {
 constexpr Milliseconds kWriting{100};
 
 void wakeSleepers(ControlBlock& block, Doorbell& bell) noexcept {
-  for (SignatureLine& line : block.lines) futexWakeAll(lowHalf(&line.position));
+  for (ArrivalLine& line : block.arrivals) futexWakeAll(lowHalf(&line.position));
   futexWakeAll(lowHalf(&block.progress.published));
   futexWakeAll(lowHalf(&block.progress.consumed));
   bell.rings.fetch_add(1, std::memory_order_seq_cst);

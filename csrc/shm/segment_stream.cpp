@@ -1,6 +1,7 @@
 #include "shm/segment_stream.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
@@ -53,6 +54,22 @@ bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expecte
          theirs.root == mine.root && counts && factors;
 }
 
+std::uint64_t hashOf(const Signature& signature, std::uint64_t count) {
+  const bool counts = signature.collective != Collective::AllToAll;
+  const std::uint64_t words[] = {
+      signature.seq, counts ? count : 0, std::bit_cast<std::uint64_t>(signature.factor),
+      std::uint64_t(std::uint32_t(signature.root)) << 32 |
+          std::uint64_t(signature.collective) << 24 | std::uint64_t(signature.dtype) << 16 |
+          std::uint64_t(signature.op) << 8 | std::uint64_t(signature.wire)};
+  // MurmurHash3's finalizer for each word: a change of one word always changes the hash.
+  std::uint64_t hash = 0;
+  for (const std::uint64_t word : words) {
+    hash = (hash ^ word) * 0xff51afd7ed558ccdull;
+    hash ^= hash >> 33;
+  }
+  return hash;
+}
+
 SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
                              int spinMicros, StoresChoice stores)
     : memory_(memory),
@@ -70,10 +87,11 @@ ErrorSite SegmentStream::site() const {
 }
 
 void SegmentStream::begin(const Signature& signature,
-                          const std::vector<std::uint64_t>& expectedCount,
+                          const std::vector<std::uint64_t>& expectedCount, const Offer& offer,
                           const std::uint64_t* splits, std::optional<TimePoint> deadline,
                           Milliseconds timeout) {
   signature_ = signature;
+  hash_ = hashOf(signature, signature.count);
   expectedCount_ = expectedCount;
   deadline_ = deadline;
   timeout_ = timeout;
@@ -81,7 +99,10 @@ void SegmentStream::begin(const Signature& signature,
   std::ranges::fill(compared_, std::uint8_t{0});
   if (memory_.aborted()) memory_.throwAborted(site());
   ControlBlock& own = memory_.own();
-  own.lines[collectives_ % 2].signature = signature_;
+  own.signatures[collectives_ % 2].signature = signature_;
+  ArrivalLine& arrival = own.arrivals[collectives_ % 2];
+  arrival.hash = hash_;
+  arrival.offer = offer;
   if (splits != nullptr) {
     std::copy(splits, splits + 2 * size(), own.splits(collectives_));
   }
@@ -92,10 +113,11 @@ Segment SegmentStream::reserve(std::size_t bytes, bool large) {
   // Once large, always large within a collective: the large segments in flight exceed the small
   // ring. Readers write into the large ring only: see giveBack().
   large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
+  const bool inLine = !large_ && bytes <= ArrivalLine::kPayloadBytes && reserved_ == next_;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
   const std::size_t offset = reserved_ % ring;
   if (offset + need > ring) reserved_ += ring - offset;  // a segment lies in one piece
-  const Segment segment{reserved_, reserved_ + need, large_};
+  const Segment segment{reserved_, reserved_ + need, large_, inLine};
   reserved_ += need;
   return segment;
 }
@@ -120,6 +142,7 @@ void SegmentStream::end() {
 }
 
 std::uint8_t* SegmentStream::acquire(const Segment& segment) {
+  if (segment.inLine) return memoryOf(segment);  // all peers have left the collective before last
   const std::size_t ring = segment.large ? ringBytes_ : ControlBlock::kSmallRingBytes;
   if (segment.end > ring) awaitConsumed(segment.end - ring);
   if (segment.large) openLargeRing();
@@ -128,6 +151,7 @@ std::uint8_t* SegmentStream::acquire(const Segment& segment) {
 
 std::uint8_t* SegmentStream::memoryOf(const Segment& segment) {
   ControlBlock& own = memory_.own();
+  if (segment.inLine) return own.arrivals[collectives_ % 2].payload;
   if (!segment.large) return own.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
   return memory_.arena().base() + own.largeRing.load(std::memory_order_relaxed) +
          segment.begin % ringBytes_;
@@ -162,7 +186,7 @@ void SegmentStream::publish(const Segment& segment) {
   }
   // The first one of the collective: peers wait for the arrival.
   progress.published.store(segment.end, std::memory_order_release);
-  publishWord(own.lines[collectives_ % 2].position, progress.waiters, segment.end);
+  publishWord(own.arrivals[collectives_ % 2].position, progress.waiters, segment.end);
 }
 
 void SegmentStream::consume(const Segment& segment) {
@@ -174,7 +198,7 @@ void SegmentStream::awaitArrival(int peer) {
   ControlBlock& block = memory_.block(memberOf(peer));
   awaited_ = peer;
   waitOn(
-      block.lines[collectives_ % 2].position, block.progress.waiters,
+      block.arrivals[collectives_ % 2].position, block.progress.waiters,
       [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
   compare(peer);
 }
@@ -189,7 +213,7 @@ void SegmentStream::awaitPublished(int peer, const Segment& segment) {
   // Ranks that disagree may place other segments: compare before waiting for this one.
   if (compared_[peer] == 0) awaitArrival(peer);
   ControlBlock& block = memory_.block(memberOf(peer));
-  if (block.lines[collectives_ % 2].position.load(std::memory_order_acquire) >= segment.end) {
+  if (block.arrivals[collectives_ % 2].position.load(std::memory_order_acquire) >= segment.end) {
     return;
   }
   awaited_ = peer;
@@ -201,6 +225,7 @@ void SegmentStream::awaitPublished(int peer, const Segment& segment) {
 std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
   awaitPublished(peer, segment);
   ControlBlock& block = memory_.block(memberOf(peer));
+  if (segment.inLine) return block.arrivals[collectives_ % 2].payload;
   if (!segment.large) return block.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
   const std::uint64_t ring = block.largeRing.load(std::memory_order_acquire);
   return memory_.inPeer(memberOf(peer), ring, ringBytes_) + segment.begin % ringBytes_;
@@ -211,7 +236,7 @@ std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) c
 }
 
 std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
-  return memory_.inPeer(memberOf(peer), signatureOf(peer).direct, bytes);
+  return memory_.inPeer(memberOf(peer), offerOf(peer).direct, bytes);
 }
 
 void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
@@ -226,7 +251,11 @@ void SegmentStream::throwIfAborted() {
 }
 
 const Signature& SegmentStream::signatureOf(int peer) const {
-  return memory_.block(memberOf(peer)).lines[collectives_ % 2].signature;
+  return memory_.block(memberOf(peer)).signatures[collectives_ % 2].signature;
+}
+
+const Offer& SegmentStream::offerOf(int peer) const {
+  return memory_.block(memberOf(peer)).arrivals[collectives_ % 2].offer;
 }
 
 std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
@@ -238,8 +267,11 @@ std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
 }
 
 void SegmentStream::compare(int peer) {
-  const Signature theirs = signatureOf(peer);
   const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
+  const std::uint64_t hash = expected == signature_.count ? hash_ : hashOf(signature_, expected);
+  compared_[peer] = 1;
+  if (memory_.block(memberOf(peer)).arrivals[collectives_ % 2].hash == hash) return;
+  const Signature theirs = signatureOf(peer);
   if (!agree(signature_, theirs, expected)) {
     std::string mine = describe(signature_);
     if (expected != signature_.count) {
@@ -247,7 +279,6 @@ void SegmentStream::compare(int peer) {
     }
     fail(ErrorKind::Backend, mismatch(memory_.rank(), mine, memberName(peer), describe(theirs)));
   }
-  compared_[peer] = 1;
 }
 
 bool SegmentStream::shouldStop() {

@@ -21,6 +21,8 @@
 // cache. To write a line that a peer still caches is several times slower than to write one that
 // has left its cache. A collective with segments of at most kSmallSegmentBytes uses a small ring in
 // the control block, with the same positions. So a group of such collectives needs no other memory.
+// A first segment of at most ArrivalLine::kPayloadBytes has its position too, but travels in the
+// line of the rank's arrival.
 // Collectives in which readers write always use the large ring.
 #pragma once
 
@@ -40,7 +42,8 @@ namespace fastcoll {
 struct Segment {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  bool large = false;  // it lies in the large ring
+  bool large = false;   // it lies in the large ring
+  bool inLine = false;  // it lies in the line of the rank's arrival
 };
 
 class SegmentStream : private WaitPolicy {
@@ -66,12 +69,14 @@ class SegmentStream : private WaitPolicy {
   /// that have not are still in a collective that this rank has completed. Adds nothing if a peer
   /// is stopped.
   void setGrace(Milliseconds grace) { grace_ = grace; }
-  /// Starts a collective: announces its signature. `expectedCount[peer]` is the number of elements
-  /// that each peer must announce; empty: as many as this rank. `splits` are the bytes sent to each
-  /// peer and expected from each (all_to_all), or nullptr. Without a deadline the timeout begins
-  /// with the first wait that does not end at once. So a small call reads no clock for it.
+  /// Starts a collective: announces its signature and an offer. `expectedCount[peer]` is the number
+  /// of elements that each peer must announce; empty: as many as this rank. `splits` are the bytes
+  /// sent to each peer and expected from each (all_to_all), or nullptr. Without a deadline the
+  /// timeout begins with the first wait that does not end at once. So a small call reads no clock
+  /// for it.
   void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
-             const std::uint64_t* splits, std::optional<TimePoint> deadline, Milliseconds timeout);
+             const Offer& offer, const std::uint64_t* splits, std::optional<TimePoint> deadline,
+             Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
   /// in the large ring, whatever the size. Readers may write only there, because only that ring's
   /// memory is kept for late writers.
@@ -121,6 +126,8 @@ class SegmentStream : private WaitPolicy {
   std::uint8_t* awaitConsumed(const Segment& segment);
   /// What the peer announced for the present collective; valid once awaited.
   const Signature& signatureOf(int peer) const;
+  /// The same, unless the first segment has at most ArrivalLine::kPayloadBytes and was filled.
+  const Offer& offerOf(int peer) const;
   std::uint64_t splitOf(int peer, int destination) const;
   std::uint64_t expectedBy(int peer, int source) const;
   /// Marks all peers' segments, up to and including this one, as consumed by this rank.
@@ -182,6 +189,7 @@ class SegmentStream : private WaitPolicy {
   bool large_ = false;               // a large segment was placed in the present collective
   std::uint64_t collectives_ = 0;    // ended so far; its parity selects the signature
   Signature signature_{};
+  std::uint64_t hash_ = 0;  // of it
   std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
   std::optional<TimePoint> deadline_;
@@ -196,6 +204,9 @@ class SegmentStream : private WaitPolicy {
 /// Whether two ranks' signatures describe the same collective; `expected` is the count that
 /// `theirs` must have.
 bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected);
+
+/// A hash of what agree() compares, with `count` in place of the signature's own.
+std::uint64_t hashOf(const Signature& signature, std::uint64_t count);
 
 /// "all_reduce(seq 17, float32[1000], SUM)"
 std::string describe(const Signature& signature);

@@ -1,30 +1,13 @@
 #include "torch/tensors.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 #include <atomic>
 #include <numeric>
 
-#include "base/entry_lock.hpp"
-
 namespace fastcoll {
 namespace {
-
-bool needsStaging(const at::Tensor& tensor) {
-  return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
-}
-
-/// Whether tensors of equal length are consecutive in memory.
-bool lieInARow(const std::vector<at::Tensor>& tensors) {
-  const auto* next = static_cast<const char*>(tensors[0].data_ptr());
-  for (const at::Tensor& tensor : tensors) {
-    if (needsStaging(tensor) || tensor.data_ptr() != next) return false;
-    next += tensor.nbytes();
-  }
-  return true;
-}
 
 /// The first byte of a tensor's memory, and the one after the last.
 std::pair<const char*, const char*> spanOf(const at::Tensor& tensor) {
@@ -44,6 +27,19 @@ std::atomic<std::uint64_t>& served() {
 }
 
 }  // namespace
+
+bool needsStaging(const at::Tensor& tensor) {
+  return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
+}
+
+bool lieInARow(const Tensors& tensors) {
+  const auto* next = static_cast<const char*>(tensors[0].data_ptr());
+  for (const at::Tensor& tensor : tensors) {
+    if (needsStaging(tensor) || tensor.data_ptr() != next) return false;
+    next += tensor.nbytes();
+  }
+  return true;
+}
 
 ErrorSite CallSite::errorSite() const {
   const struct {
@@ -112,23 +108,7 @@ void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   }
 }
 
-TensorTask::TensorTask(const CallSite& call, at::ArrayRef<at::Tensor> share) : site(call) {
-  request.collective = site.type->collective;
-  if (share.empty()) return;
-  request.dtype = dtypeOf(share[0].scalar_type());
-  for (const at::Tensor& tensor : share) request.count += tensor.numel();
-}
-
-void TensorTask::admit(const at::Tensor& tensor) {
-  requireDense(site, tensor);
-  if (!device_) device_ = tensor.device();
-  if (*device_ != tensor.device()) {
-    refuse(site, "all tensors on one device",
-           concat("some on ", *device_, " and ", tensor.device(), ". Move them to one."));
-  }
-}
-
-bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list, std::size_t own) {
+bool sharesMemory(const at::Tensor& tensor, const Tensors& list, std::size_t own) {
   const auto [begin, end] = spanOf(tensor);
   for (std::size_t i = 0; i < list.size(); ++i) {
     const auto [from, to] = spanOf(list[i]);
@@ -136,116 +116,6 @@ bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list,
     if (i != own || begin != from || end != to) return true;
   }
   return false;
-}
-
-void TensorTask::add(const at::Tensor& tensor, Message* in, Message* out, bool copy) {
-  admit(tensor);
-  if (tensor.numel() == 0) return;
-  if (out != nullptr) requireNoOverlap(site, tensor);
-  const bool staged = copy || needsStaging(tensor);
-  alive_.push_back(staged ? at::empty(tensor.sizes(), tensor.options().requires_grad(false))
-                          : tensor);
-  const at::Tensor& place = alive_.back();
-  if (in != nullptr) {
-    if (staged) before_.push_back({tensor, place});
-    in->append(place.data_ptr(), place.nbytes());
-  }
-  if (out == nullptr) return;
-  if (staged) after_.push_back({place, tensor});
-  written_.push_back(tensor);
-  out->append(place.data_ptr(), place.nbytes());
-}
-
-std::vector<at::Tensor> TensorTask::rowFor(const std::vector<at::Tensor>& tensors, bool even) {
-  for (const at::Tensor& tensor : tensors) admit(tensor);
-  if (!even || device_->is_cpu() || tensors[0].numel() == 0) return {};
-  request.contiguousParts = true;  // by the call's form: addresses differ from rank to rank
-  if (lieInARow(tensors)) return {};
-  const auto ranks = static_cast<std::int64_t>(tensors.size());
-  return at::empty({ranks, tensors[0].numel()}, tensors[0].options().requires_grad(false)).unbind();
-}
-
-void TensorTask::addInputs(const std::vector<at::Tensor>& tensors, bool even) {
-  const auto row = rowFor(tensors, even);
-  request.in.resize(tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    add(row.empty() ? tensors[i] : row[i], &request.in[i], nullptr);
-    if (!row.empty()) before_.push_back({tensors[i], row[i].view(tensors[i].sizes())});
-  }
-}
-
-void TensorTask::addOutputs(const std::vector<at::Tensor>& tensors, bool even) {
-  const auto row = rowFor(tensors, even);
-  request.out.resize(tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (row.empty()) {
-      add(tensors[i], nullptr, &request.out[i]);
-      continue;
-    }
-    requireNoOverlap(site, tensors[i]);
-    written_.push_back(tensors[i]);
-    alive_.push_back(row[i]);
-    after_.push_back({row[i].view(tensors[i].sizes()), tensors[i]});
-    request.out[i].append(row[i].data_ptr(), row[i].nbytes());
-  }
-}
-
-void TensorTask::cut(const Message& whole, std::vector<Message>& into) {
-  request.contiguousParts = true;
-  into.resize(site.size);
-  const std::size_t each = whole.bytes() / into.size();
-  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
-    into[i].append(whole.contiguous(i * each, each), each);
-  }
-}
-
-void TensorTask::addInputParts(const at::Tensor& whole) {
-  Message all;
-  add(whole, &all, nullptr);
-  cut(all, request.in);
-}
-
-void TensorTask::addOutputParts(const at::Tensor& whole) {
-  Message all;
-  add(whole, nullptr, &all);
-  cut(all, request.out);
-}
-
-std::vector<at::Tensor> TensorTask::memoryOf() const {
-  std::vector<at::Tensor> all = alive_;
-  for (const Copy& copy : after_) all.push_back(copy.to);
-  return all;
-}
-
-void TensorTask::prepare() {
-  if (before) before();
-  if (before_.empty()) return;
-  beforeWait();  // they may be long
-  at::AutoDispatchBelowADInplaceOrView guard;
-  for (const Copy& copy : before_) copy.to.copy_(copy.from);
-}
-
-void TensorTask::run(CpuEngine& engine) {
-  prepare();
-  if (parts.empty()) engine.run(request);
-  for (Request& part : parts) {
-    part.seq = request.seq;
-    part.timeout = request.timeout;
-    engine.run(part);
-  }
-  finish();
-}
-
-void TensorTask::finish() {
-  if (!after_.empty()) {
-    beforeWait();
-    at::AutoDispatchBelowADInplaceOrView guard;
-    for (const Copy& copy : after_) copy.to.copy_(copy.from);
-  }
-  if (!countsChanges) return;
-  for (const at::Tensor& tensor : written_) {
-    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-  }
 }
 
 }  // namespace fastcoll

@@ -111,8 +111,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       memory->isDead(1);
       memory->hasLeft(1);
       memory->isMutual(1, nonce);
-      for (const std::uint64_t offset : {block.largeRing.load(), block.lines[0].signature.direct,
-                                         block.lines[1].signature.count}) {
+      for (const std::uint64_t offset : {block.largeRing.load(), block.arrivals[0].offer.direct,
+                                         block.signatures[1].signature.count}) {
         for (const std::size_t bytes : {std::size_t{1}, std::size_t{16384}, ~std::size_t{0}}) {
           try {
             const std::uint8_t* there = memory->inPeer(1, offset, bytes);

@@ -10,8 +10,8 @@
  * Shown for all interleavings:
  *   - no wake-up is lost: nobody sleeps for ever (no invalid end state). Slices of a wait end only
  *     where the wait is hopeless, so that they hide no lost wake-up of the ordinary way;
- *   - no segment is written again, nor its memory given back, before all have read it (the content
- *     of each read is checked, before a collective is reported as done);
+ *   - no segment, and no line of an arrival, is written again, nor its memory given back, before all
+ *     have read it (the content of each read is checked, before a collective is reported as done);
  *   - with WRITES_BACK the owner finds all parts, and nobody writes into memory that was given back;
  *   - with MISMATCH every rank raises, without it none does;
  *   - with DEATH a rank dies at any step, and no survivor waits for ever;
@@ -407,7 +407,9 @@ proctype Rank(byte me) {
 #endif
             /* The content, twice: a reader takes its time. */
             bad = bad || (ring[p * RING + i % RING] != i + 1);
-            bad = bad || (ring[p * RING + i % RING] != i + 1)
+            bad = bad || (ring[p * RING + i % RING] != i + 1);
+            /* A short message lies in the arrival's line, behind the hash of the signature. */
+            bad = bad || (i == next && !DIFFERS && arrival[p * 2 + LINE(c)] != SIGNATURE(me, c))
 #if BACK
             ;
             d_step {

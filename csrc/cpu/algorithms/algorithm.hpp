@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "cpu/algorithms/tuning.hpp"
+#include "reduce/reduce.hpp"
 #include "shm/control_block.hpp"
 #include "shm/message.hpp"
 #include "shm/segment_stream.hpp"
@@ -33,7 +34,8 @@ struct Request {
   DType dtype = DType::UInt8;
   ReduceOp op = ReduceOp::None;
   int root = -1;
-  double factor = 1.0;  // PREMUL_SUM
+  ReduceFn kernel = nullptr;  // of dtype and op, if they were looked up when the call was checked
+  double factor = 1.0;        // PREMUL_SUM
   /// Address of the factor if it is on a device; only that device's engine can read it.
   const void* factorOnDevice = nullptr;
   std::uint64_t count = 0;  // elements announced to the peers
@@ -58,11 +60,10 @@ struct Request {
   Signature signature() const;
 };
 
-/// Begins the request's collective. `direct`: see Signature::direct.
+/// Begins the request's collective. `direct`: see Offer::direct.
 inline void begin(SegmentStream& stream, const Request& request, std::uint64_t direct = 0) {
-  Signature signature = request.signature();
-  signature.direct = direct;
-  stream.begin(signature, request.expectedCount, nullptr, request.deadline, request.timeout);
+  stream.begin(request.signature(), request.expectedCount, {0, direct}, nullptr, request.deadline,
+               request.timeout);
 }
 
 void oneShotAllReduce(SegmentStream& stream, const Request& request);

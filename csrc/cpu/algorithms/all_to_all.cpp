@@ -80,10 +80,10 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
            Strided(bytes, ranks, kFirst).bytes() <= kFirst;
   };
 
-  Signature signature = request.signature();
-  signature.longest = longest;
-  signature.direct = longest >= tuning.directBytes ? directOffset(stream, request.in) : 0;
-  stream.begin(signature, request.expectedCount, splits.data(), request.deadline, request.timeout);
+  const Signature signature = request.signature();
+  const Offer offer{longest, longest >= tuning.directBytes ? directOffset(stream, request.in) : 0};
+  stream.begin(signature, request.expectedCount, offer, splits.data(), request.deadline,
+               request.timeout);
   const Segment first = stream.reserve(kFirst);
   if (fitsFirst(longest)) {
     stream.fill(first, [&](std::uint8_t* memory, bool streams) {
@@ -103,7 +103,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     return Exchange(stream, tuning, request.in[next], request.out[next].bytes(), bytes);
   };
   std::optional<Segment> guessed;
-  if (signature.direct == 0 && !fitsFirst(longest)) {
+  if (offer.direct == 0 && !fitsFirst(longest)) {
     if (Exchange::serves(stream, tuning, longest)) {
       guessed = exchangeOf(longest).fill(0);
     } else {
@@ -117,19 +117,19 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
   stream.awaitArrivals();
   comparePairs(stream, signature);
 
-  bool direct = signature.direct != 0;
+  bool direct = offer.direct != 0;
   bool alike = true;
   std::size_t longestOfAll = longest;
   for (const int peer : stream.others()) {
-    if (stream.splitOf(peer, stream.rank()) > stream.signatureOf(peer).longest) {
+    if (stream.splitOf(peer, stream.rank()) > stream.offerOf(peer).longest) {
       stream.fail(ErrorKind::Backend, concat(stream.memberName(peer),
                                              " announces a longest message "
                                              "that is shorter than the one for rank ",
                                              stream.memberOf(stream.rank())));
     }
-    longestOfAll = std::max<std::size_t>(longestOfAll, stream.signatureOf(peer).longest);
-    alike = alike && stream.signatureOf(peer).longest == longest;
-    direct = direct && stream.signatureOf(peer).direct != 0;
+    longestOfAll = std::max<std::size_t>(longestOfAll, stream.offerOf(peer).longest);
+    alike = alike && stream.offerOf(peer).longest == longest;
+    direct = direct && stream.offerOf(peer).direct != 0;
   }
   if (guessed && !alike) {
     stream.releaseAfter(first);
@@ -141,7 +141,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
   } else if (fitsFirst(longestOfAll)) {
     for (const int peer : stream.others()) {
       const Message& out = request.out[peer];
-      const Strided theirs(stream.signatureOf(peer).longest, ranks, kFirst);
+      const Strided theirs(stream.offerOf(peer).longest, ranks, kFirst);
       out.write(0, out.bytes(), stream.await(peer, first) + theirs.place(peer, stream.rank()));
     }
     stream.consume(first);

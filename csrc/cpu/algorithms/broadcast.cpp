@@ -36,7 +36,7 @@ void broadcast(SegmentStream& stream, const Request& request, const TuningTable&
     const Segment first = stream.reserve(0);
     stream.publish(first);
     if (!root) stream.awaitPublished(request.root, first);
-    const std::uint64_t offset = root ? own : stream.signatureOf(request.root).direct;
+    const std::uint64_t offset = root ? own : stream.offerOf(request.root).direct;
     if (offset != 0) {
       if (!root) message.write(0, bytes, stream.directOf(request.root, bytes), streaming);
       stream.awaitArrivals();

@@ -1,9 +1,9 @@
 // If messages already lie in shared memory (allocate_tensor), peers read them in place, without the
 // copy into the ring. This needs the messages of all ranks, so the ranks agree on it:
 //
-//   every rank announces the offset of its message, or 0, with its signature (Signature::direct);
+//   every rank announces the offset of its message, or 0, with its arrival (Offer::direct);
 //   a rank that announced 0 uses the ring and goes on without waiting;
-//   the other ranks wait for all signatures, from which all of them decide alike.
+//   the other ranks wait for all arrivals, from which all of them decide alike.
 #pragma once
 
 #include "cpu/algorithms/algorithm.hpp"
@@ -33,7 +33,7 @@ class DirectRead {
     stream_.publish(first_);
     stream_.awaitArrivals();
     for (const int peer : stream_.others()) {
-      if (stream_.signatureOf(peer).direct == 0) return false;
+      if (stream_.offerOf(peer).direct == 0) return false;
     }
     return true;
   }

@@ -88,7 +88,7 @@ struct Strided {
 
   Strided(std::size_t messageBytes, int ranks, std::size_t limit)
       : cut(messageBytes, std::max<std::size_t>(64, limit / (ranks - 1) / 64 * 64)),
-        stride((cut.step + 63) / 64 * 64),
+        stride(ranks == 2 ? cut.step : (cut.step + 63) / 64 * 64),
         peers(ranks - 1) {}
   std::size_t bytes() const { return peers * stride; }
   /// Offset of the piece for `to` in a segment of `owner`.

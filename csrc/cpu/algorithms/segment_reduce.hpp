@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cpu/algorithms/algorithm.hpp"
-#include "reduce/reduce.hpp"
 
 namespace fastcoll {
 
@@ -14,7 +13,9 @@ class SegmentReducer {
  public:
   SegmentReducer(const Request& request, int ranks)
       : result_(request.outputFloat32 ? DType::Float32 : request.dtype),
-        kernel_(reduceFunction(result_, request.op)),
+        kernel_(request.kernel != nullptr && !request.outputFloat32
+                    ? request.kernel
+                    : reduceFunction(result_, request.op)),
         cast_(request.outputFloat32 ? &wireCast(request.dtype) : nullptr),
         element_(elementSize(request.dtype)),
         widening_(elementSize(result_) / element_),

@@ -14,6 +14,7 @@
 #include "cpu/algorithms/algorithm.hpp"
 #include "cpu/hosts/links.hpp"
 #include "cpu/hosts/long_messages.hpp"
+#include "cpu/hosts/partial_sum.hpp"
 #include "group/hosts.hpp"
 
 namespace fastcoll {
@@ -47,6 +48,7 @@ struct MultiHost {
   GroupFaults& faults;
   LongMessages::Connector& connector;
   Hosts hosts;
+  SumTree sums;                     // of `hosts`
   SegmentStream* stream = nullptr;  // of this host's ranks, if there are several
   std::unique_ptr<Links> links;     // of the leader
   std::size_t ringBytes = 0;        // equal on all ranks

@@ -26,18 +26,35 @@ struct Subtree {
   int index;  // among the subtrees of its host
 };
 
-/// All subtrees, in order of their ranks.
-std::vector<Subtree> subtreesOf(const Hosts& hosts);
+/// How the sum of a group is cut into partial results. It depends only on which ranks share a host,
+/// so a group makes it once.
+struct SumTree {
+  SumTree() = default;
+  explicit SumTree(const Hosts& hosts);
+
+  struct Part {
+    int subtree;      // or -1: the sum of `left` and `right`
+    int left, right;  // parts
+  };
+  std::vector<Subtree> subtrees;         // in order of their ranks
+  std::vector<std::vector<Subtree>> of;  // of each host
+  std::vector<int> places;               // where each of this host begins among the host's ranks
+  std::vector<Part> parts;               // the last one is the sum of all ranks
+  bool even = false;                     // all subtrees have as many ranks
+
+ private:
+  int add(int first, int count);
+};
 
 class PartialSum {
  public:
-  PartialSum(const Request& request, const Hosts& hosts);
+  PartialSum(const Request& request, const Hosts& hosts, const SumTree& tree);
 
-  std::size_t count() const { return subtrees_.size(); }
-  const Subtree& subtree(std::size_t i) const { return subtrees_[i]; }
+  std::size_t count() const { return tree_.subtrees.size(); }
+  const Subtree& subtree(std::size_t i) const { return tree_.subtrees[i]; }
   /// The number of a host's subtrees; and the bytes of a partial result that it sends for `bytes`
   /// of an operand. A host whose subtrees are all single ranks sends 16-bit operands unchanged.
-  std::size_t subtrees(int host) const { return of_[host].size(); }
+  std::size_t subtrees(int host) const { return tree_.of[host].size(); }
   std::size_t partialBytes(int host, std::size_t bytes) const {
     return isShortOf(host) ? bytes : bytes * widening_;
   }
@@ -60,30 +77,21 @@ class PartialSum {
  private:
   static constexpr std::size_t kStep = 8192;  // bytes of a partial result; fits the L1 cache
 
-  struct Part {
-    int subtree;      // or -1: the sum of `left` and `right`
-    int left, right;  // parts
-  };
-  int plan(int first, int count);
   const std::uint8_t* evaluate(int part, std::size_t at, std::size_t bytes, bool last);
   std::uint8_t* temporary(int part) { return temporaries_.data() + part * kStep; }
 
-  const Hosts& hosts_;
-  std::vector<Subtree> subtrees_;
-  bool narrowed_;  // partial results are rounded
-  Request inner_;  // of a partial result
+  const SumTree& tree_;
+  const int here_;  // this host
+  bool narrowed_;   // partial results are rounded
+  Request inner_;   // of a partial result
   DType accumulate_;
   std::size_t widening_;  // bytes per operand byte: of a partial result, and of the result
   std::size_t resultWidening_;
   const WireCast* cast_;  // set for 16-bit dtypes
   ReduceFn combine_, finish_;
   double divisor_;
-  std::vector<std::vector<Subtree>> of_;
   std::vector<bool> plain_;
   std::vector<SegmentReducer> reducers_;  // of this host's subtrees
-  std::vector<int> places_;               // where each of them begins among the host's ranks
-  std::vector<Part> parts_;
-  int root_;
   std::vector<std::uint8_t> temporaries_;
   const std::vector<const std::uint8_t*>* partials_ = nullptr;
 };

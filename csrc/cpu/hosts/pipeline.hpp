@@ -46,7 +46,7 @@ class HostPipeline {
   // The host's stream. A rank that is alone on its host has none.
   void begin() {
     if (stream_ == nullptr) return;
-    stream_->begin(request_.signature(), localCounts(), nullptr, request_.deadline,
+    stream_->begin(request_.signature(), localCounts(), {}, nullptr, request_.deadline,
                    request_.timeout);
   }
   void end() {

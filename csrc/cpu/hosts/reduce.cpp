@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/hosts/partial_sum.hpp"
 #include "cpu/hosts/pipeline.hpp"
 #include "cpu/hosts/selector.hpp"
 
@@ -26,7 +25,7 @@ class HierarchicalReduce : HostPipeline {
  public:
   HierarchicalReduce(MultiHost& multiHost, const Request& request)
       : HostPipeline(multiHost, request),
-        sum_(request, hosts_),
+        sum_(request, hosts_, multiHost.sums),
         element_(elementSize(request.dtype)),
         scatters_(request.collective == Collective::ReduceScatter),
         rootHost_(request.collective == Collective::Reduce ? hosts_.hostOf(request.root) : -1),
