@@ -14,7 +14,7 @@ from training import assert_like, train_alone, trained
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     beyond_gloo("how fastcoll's hosts are started"),
 ]
 
@@ -102,7 +102,7 @@ def test_slurm(tmp_path, environment, port, way):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stdout
     assert_trained(done.stdout, tmp_path / "model", NODES * EACH)
@@ -129,6 +129,6 @@ def test_kubernetes(tmp_path, environment, port):
         )
         for pod in range(NODES)
     ]
-    printed = "".join(job.communicate(timeout=240)[0] for job in jobs)
+    printed = "".join(job.communicate(timeout=1000)[0] for job in jobs)
     assert [job.returncode for job in jobs] == [0] * NODES, printed
     assert_trained(printed, tmp_path / "model", NODES)
