@@ -55,7 +55,7 @@ std::vector<fuzz::Bytes> fuzz::seeds() {
                                 kBlock / 8,
                                 kBlock / 8 + 1,
                                 (kBlock + offsetof(ControlBlock, largeRing)) / 8,
-                                (kBlock + offsetof(ControlBlock, lines)) / 8 + 3,
+                                (kBlock + offsetof(ControlBlock, arrivals)) / 8 + 3,
                                 (kBlock + offsetof(ControlBlock, abort)) / 8};
   const std::uint64_t values[] = {0,
                                   1,
