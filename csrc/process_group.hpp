@@ -3,9 +3,9 @@
 //
 // process_group.cpp         life, options, groups, abort
 // process_group_device.cpp  launching on a device with streams
-// calls/doors.hpp           the checks; calls/launching.cpp and calls/point_to_point.cpp: the
-// launch
-//                           on the CPU; calls/traced.cpp: the records in the trace
+// calls/doors.hpp           the checks of calls
+// calls/launching.cpp       their launch on the CPU; messages: calls/point_to_point.cpp
+// calls/traced.cpp          their records in the trace
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -186,12 +186,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   // --- a communicator's calls (calls/launching.cpp). `check(doors)` returns its Calls.
   /// Runs a blocking call: returns no work if it has ended.
   template <typename Check>
-  WorkRef run(Check check) {
+  WorkRef run(Check&& check) {
     return guarded([&] { return runNow(check(*doors_)); });
   }
   /// Checks the call and keeps it for repetition; returns nullptr if it is of device tensors.
   template <typename Check>
-  std::shared_ptr<Plan> plan(Check check) {
+  std::shared_ptr<Plan> plan(Check&& check) {
     return guarded([&] { return planOf(check(*doors_)); });
   }
   /// Whether repeat() may run it now; else the call must be made anew. Throws if a tensor has left

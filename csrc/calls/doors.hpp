@@ -15,7 +15,7 @@
 
 namespace fastcoll {
 
-/// What one call of a communicator takes: a call, or a send and the receive beside it.
+/// A call, or a send with the receive that a communicator runs beside it.
 struct Calls {
   Calls(CallRef one, CallRef other = nullptr)  // NOLINT(google-explicit-constructor)
       : call(std::move(one)), receive(std::move(other)) {}

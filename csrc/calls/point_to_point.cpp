@@ -171,21 +171,24 @@ WorkRef ProcessGroupFastcoll::runMessages(const Calls& all) {
     return endCoalescing();
   }
   const bool needsWork = at::hasCallbacks() || collects();
-  const WorkTerms terms = termsOf(options_->timeout);  // held until the messages are done
+  std::optional<WorkTerms> terms;  // held until the messages are done
+  const auto postNow = [&](const std::shared_ptr<MessageCall>& call) {
+    describe(*call);
+    if (!terms) terms = termsOf(options_->timeout);
+    postAwaited(call, *terms);
+  };
   WorkRef work;
   if (needsWork || first == nullptr) {
     work = start(all.call);
   } else {
-    describe(*first);
-    postAwaited(first, terms);
+    postNow(first);
   }
   if (all.receive != nullptr) {
     const auto second = onCpu(all.receive);
     if (needsWork || second == nullptr) {
       if (const WorkRef receiving = start(all.receive)) receiving->wait();
     } else {
-      describe(*second);
-      postAwaited(second, terms);
+      postNow(second);
       await(second);
     }
   }

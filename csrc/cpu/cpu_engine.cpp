@@ -1,15 +1,11 @@
 #include "cpu/cpu_engine.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/entry_lock.hpp"
 #include "base/fork.hpp"
 #include "base/interrupt.hpp"
-#include "base/topology.hpp"
 #include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
@@ -27,85 +23,7 @@ std::size_t bytesOf(const Request& request) {
   return request.count * elementSize(request.dtype);
 }
 
-template <std::size_t N>
-void setText(char (&field)[N], const std::string& value) {
-  std::memset(field, 0, N);
-  std::memcpy(field, value.data(), std::min(value.size(), N - 1));
-}
-
 }  // namespace
-
-CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
-                     std::shared_ptr<GroupNetwork> network)
-    : config_(std::move(config)),
-      spin_(config_.settings.spinMicros),
-      forkGeneration_(forkGeneration()),
-      store_(std::move(store)),
-      errors_(store_, runOnWorker),
-      network_(std::move(network)),
-      process_(LocalProcess::get()) {
-  if (config_.size == 1) {
-    spin_.decide(true);
-    path_ = Path::Local;
-    reason_ = "the group has one rank";
-    return;
-  }
-  const std::uint64_t nonce = randomNonce64();
-  memory_ = std::make_unique<GroupMemory>(
-      process_, GroupIdentity{config_.name, config_.rank, config_.size, nonce});
-  GroupRecord record{};
-  record.magic = kArenaMagic;
-  record.abi = kAbiVersion;
-  record.bytesOfThis = sizeof record;
-  record.nonce = nonce;
-  record.generation = restartGeneration();
-  record.process = process_->address();
-  record.networkNamespace = networkNamespace();
-  record.pidNamespace = pidNamespace();
-  record.processStart = processStart(static_cast<int>(::getpid())).value_or(0);
-  record.processBegan = processBegan();
-  record.createdAt = nanosecondsSinceBoot();
-  record.madeBefore = countGroup(config_.name, config_.rank);
-  record.rank = static_cast<std::uint32_t>(config_.rank);
-  record.size = static_cast<std::uint32_t>(config_.size);
-  record.uid = ::geteuid();
-  record.pid = static_cast<std::uint32_t>(::getpid());
-  record.ringBytes = config_.settings.ringBytes;
-  record.tuning = config_.tuning.fingerprint();
-  record.sharedMemory = config_.settings.sharedMemoryChoice();
-  setText(record.network, config_.settings.network);
-  record.cores = allowedCores();
-  setText(record.bootId, bootId());
-  setText(record.hostId, config_.settings.hostId);
-  setText(record.host, hostName());
-  setText(record.version, config_.version);
-  rendezvous_ = std::make_unique<Rendezvous>(*store_, *memory_, *process_, record,
-                                             config_.settings.arenaBytes);
-  rendezvous_->publish();
-}
-
-CpuEngine::~CpuEngine() {
-  if (forkGeneration_ != forkGeneration()) {
-    // In a forked child the mutexes, threads and shared memory are the parent's: leave them alone.
-    (void)pointToPoint_.release();
-    (void)stream_.release();
-    (void)rendezvous_.release();
-    (void)memory_.release();
-    (void)multiHost_.links.release();
-    (void)new std::shared_ptr<KeyValueStore>(store_);
-    (void)new std::shared_ptr<GroupNetwork>(network_);
-    return;
-  }
-  shutdown();
-  // The rendezvous and the channels refer to the memory. The memory holds the process, as this
-  // does.
-  pointToPoint_.reset();
-  multiHost_.links.reset();
-  stream_.reset();
-  rendezvous_.reset();
-  memory_.reset();
-  if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
-}
 
 /// Whether a call may begin without the mutex. If not, enter() may still find that it can.
 bool CpuEngine::mayEnter() const {
@@ -191,8 +109,10 @@ void CpuEngine::execute(Task& task) {
   }
 }
 
-/// Gives back the right to run. Those who queue a task or wait set kCheck under the mutex, in the
-/// same word: either this sees it and notifies them, or they see that nobody runs.
+/// Gives back the right to run. A thread that queues a task or closes the group sets kCheck in the
+/// same word, under the mutex. So this thread sees kCheck and notifies, or the other thread sees
+/// that no thread runs. A wait for a task needs no flag, because the task is queued, or runHead()
+/// runs it.
 void CpuEngine::release() {
   if ((state_.fetch_and(~kRunning, std::memory_order_acq_rel) & kCheck) == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -306,10 +226,11 @@ void CpuEngine::tryToWakeWorker() noexcept {
   }
 }
 
-/// Runs the queue's first task; false if there is none or another thread runs one. `interrupt`:
-/// what interrupted it on the thread of a waiter; nullptr on a worker.
-bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt) {
-  if (queue_.empty() || (state_.fetch_or(kRunning) & kRunning) != 0) return false;
+/// Runs the queue's first task, unless another thread runs one. `interrupt`: what interrupted it on
+/// the thread of a waiter; nullptr on a worker.
+CpuEngine::Head CpuEngine::runHead(std::unique_lock<std::mutex>& lock,
+                                   std::exception_ptr* interrupt) {
+  if (queue_.empty() || (state_.fetch_or(kRunning) & kRunning) != 0) return Head::None;
   TaskRef task = std::move(queue_.front());
   queue_.pop_front();
   uncheck();
@@ -341,18 +262,16 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* 
   completion.reset();  // it may hold the last reference to tensors, so without the lock
   lock.lock();
   changed_.notify_all();
-  if (!stepsAside) return true;
-  if (workerAwake_) return false;  // another thread took over
-  workerAwake_ = true;
-  return true;
+  if (!stepsAside) return Head::Ran;
+  return std::exchange(workerAwake_, true) ? Head::TakenOver : Head::Ran;
 }
 
 void CpuEngine::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    const bool hadWork = !queue_.empty() && (state_ & kRunning) == 0;
-    if (runHead(lock, nullptr)) continue;
-    if (hadWork) return;  // another worker has taken over
+    const Head head = runHead(lock, nullptr);
+    if (head == Head::Ran) continue;
+    if (head == Head::TakenOver) return;
     if (!queue_.empty()) {
       changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
       continue;
@@ -369,7 +288,7 @@ void CpuEngine::wait(const Completion& task) {
   waitedLate_ = Clock::now() - submitted_ > kLook;
   while (!task.done.load(std::memory_order_acquire)) {
     std::exception_ptr interrupt;
-    if (runHead(lock, &interrupt)) {
+    if (runHead(lock, &interrupt) != Head::None) {
       // The signal is for this thread, even if it ran the task of another call.
       if (interrupt != nullptr) std::rethrow_exception(interrupt);
       continue;
@@ -404,32 +323,6 @@ bool CpuEngine::faulted(ErrorKind* kind) const {
   if (forkGeneration_ == forkGeneration()) lock.lock();  // see enter()
   if (kind != nullptr) *kind = fault_.value_or(Fault{}).kind;
   return fault_ || (memory_ != nullptr && memory_->aborted());
-}
-
-EngineInfo CpuEngine::info() const {
-  EngineInfo info;
-  switch (path_.load(std::memory_order_acquire)) {
-    case Path::Undecided:
-      info.transport = "undecided";
-      break;
-    case Path::Local:
-      info.transport = "local";
-      break;
-    case Path::Shared:
-      info.transport = "shm";
-      info.stores = stream_->streamed() ? "streaming" : "plain";
-      info.spinMicros = spin_.micros();
-      break;
-    case Path::MultiHost:
-      info.transport = (multiHost_.hosts.most() > 1 ? "shm+" : "") + config_.settings.network;
-      break;
-  }
-  info.reason = info.transport == "undecided" ? "not used yet" : reason_;
-  if (process_->started()) {
-    process_->retireHeld();  // memory that only ended groups held
-    info.sharedBytes = process_->arena()->used();
-  }
-  return info;
 }
 
 }  // namespace fastcoll

@@ -142,7 +142,10 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   bool pollHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
   void release();
-  bool runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt);
+  /// What became of the queue's first task: there was none to run, this thread has run it, or that
+  /// and another worker has taken over meanwhile.
+  enum class Head { None, Ran, TakenOver };
+  Head runHead(std::unique_lock<std::mutex>& lock, std::exception_ptr* interrupt);
   void wakeWorker();
   void tryToWakeWorker() noexcept;
   void work();

@@ -1,15 +1,104 @@
-// The parts of CpuEngine other than its queue: how the first collective, point-to-point and
-// monitored barriers begin, and how a group is shut down.
+// The parts of CpuEngine other than its queue: how it is made, how the first collective,
+// point-to-point and monitored barriers begin, and how a group is shut down.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
 #include "base/fork.hpp"
 #include "base/log.hpp"
+#include "base/topology.hpp"
 #include "cpu/cpu_engine.hpp"
+#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
 // A group of several hosts has rings inside a host that are longer by this factor. One transfer
 // between hosts is a quarter of a ring. It costs Gloo the same for 0.5 and for 2 MiB.
 constexpr std::size_t kMultiHostRing = 4;
+
+template <std::size_t N>
+void setText(char (&field)[N], const std::string& value) {
+  std::memset(field, 0, N);
+  std::memcpy(field, value.data(), std::min(value.size(), N - 1));
+}
+
 }  // namespace
+
+// --- begin and end of the object
+// ------------------------------------------------------------------
+
+CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
+                     std::shared_ptr<GroupNetwork> network)
+    : config_(std::move(config)),
+      spin_(config_.settings.spinMicros),
+      forkGeneration_(forkGeneration()),
+      store_(std::move(store)),
+      errors_(store_, runOnWorker),
+      network_(std::move(network)),
+      process_(LocalProcess::get()) {
+  if (config_.size == 1) {
+    spin_.decide(true);
+    path_ = Path::Local;
+    reason_ = "the group has one rank";
+    return;
+  }
+  const std::uint64_t nonce = randomNonce64();
+  memory_ = std::make_unique<GroupMemory>(
+      process_, GroupIdentity{config_.name, config_.rank, config_.size, nonce});
+  GroupRecord record{};
+  record.magic = kArenaMagic;
+  record.abi = kAbiVersion;
+  record.bytesOfThis = sizeof record;
+  record.nonce = nonce;
+  record.generation = restartGeneration();
+  record.process = process_->address();
+  record.networkNamespace = networkNamespace();
+  record.pidNamespace = pidNamespace();
+  record.processStart = processStart(static_cast<int>(::getpid())).value_or(0);
+  record.processBegan = processBegan();
+  record.createdAt = nanosecondsSinceBoot();
+  record.madeBefore = countGroup(config_.name, config_.rank);
+  record.rank = static_cast<std::uint32_t>(config_.rank);
+  record.size = static_cast<std::uint32_t>(config_.size);
+  record.uid = ::geteuid();
+  record.pid = static_cast<std::uint32_t>(::getpid());
+  record.ringBytes = config_.settings.ringBytes;
+  record.tuning = config_.tuning.fingerprint();
+  record.sharedMemory = config_.settings.sharedMemoryChoice();
+  setText(record.network, config_.settings.network);
+  record.cores = allowedCores();
+  setText(record.bootId, bootId());
+  setText(record.hostId, config_.settings.hostId);
+  setText(record.host, hostName());
+  setText(record.version, config_.version);
+  rendezvous_ = std::make_unique<Rendezvous>(*store_, *memory_, *process_, record,
+                                             config_.settings.arenaBytes);
+  rendezvous_->publish();
+}
+
+CpuEngine::~CpuEngine() {
+  if (forkGeneration_ != forkGeneration()) {
+    // In a forked child the mutexes, threads and shared memory are the parent's: leave them alone.
+    (void)pointToPoint_.release();
+    (void)stream_.release();
+    (void)rendezvous_.release();
+    (void)memory_.release();
+    (void)multiHost_.links.release();
+    (void)new std::shared_ptr<KeyValueStore>(store_);
+    (void)new std::shared_ptr<GroupNetwork>(network_);
+    return;
+  }
+  shutdown();
+  // The rendezvous and the channels refer to the memory. The memory holds the process, as this
+  // does.
+  pointToPoint_.reset();
+  multiHost_.links.reset();
+  stream_.reset();
+  rendezvous_.reset();
+  memory_.reset();
+  if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
+}
 
 // --- the first collective -----------------------------------------------------------------------
 
@@ -89,6 +178,32 @@ PointToPoint& CpuEngine::madePointToPoint() {
 void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   enter("monitored_barrier", 0).unlock();
   if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
+}
+
+EngineInfo CpuEngine::info() const {
+  EngineInfo info;
+  switch (path_.load(std::memory_order_acquire)) {
+    case Path::Undecided:
+      info.transport = "undecided";
+      break;
+    case Path::Local:
+      info.transport = "local";
+      break;
+    case Path::Shared:
+      info.transport = "shm";
+      info.stores = stream_->streamed() ? "streaming" : "plain";
+      info.spinMicros = spin_.micros();
+      break;
+    case Path::MultiHost:
+      info.transport = (multiHost_.hosts.most() > 1 ? "shm+" : "") + config_.settings.network;
+      break;
+  }
+  info.reason = info.transport == "undecided" ? "not used yet" : reason_;
+  if (process_->started()) {
+    process_->retireHeld();  // memory that only ended groups held
+    info.sharedBytes = process_->arena()->used();
+  }
+  return info;
 }
 
 // --- end ---------------------------------------------------------------------------------------

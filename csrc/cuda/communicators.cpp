@@ -22,7 +22,7 @@ bool Communicators::add(std::shared_ptr<NcclCalls> calls, int device, std::strin
   const std::lock_guard<std::mutex> lock(mutex_);
   if (aborted()) return false;
   all_.push_back({std::move(calls), device, peer, std::move(name)});
-  const std::lock_guard<std::mutex> also(meetingsMutex_);
+  const std::lock_guard<std::mutex> also(domainsMutex_);
   if (!instance.empty()) domains_.push_back({std::move(instance), peer});
   return true;
 }
@@ -87,7 +87,7 @@ void Communicators::abortAll() noexcept {
 }
 
 std::vector<FaultDomain> Communicators::domains() const {
-  const std::lock_guard<std::mutex> lock(meetingsMutex_);
+  const std::lock_guard<std::mutex> lock(domainsMutex_);
   return domains_;
 }
 

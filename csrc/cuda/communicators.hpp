@@ -64,7 +64,7 @@ class Communicators {
   std::vector<One> all_;
   std::vector<KernelWords> kernels_;
   mutable std::mutex asking_;  // taken before mutex_: no communicator ends while it is polled
-  mutable std::mutex meetingsMutex_;
+  mutable std::mutex domainsMutex_;
   std::vector<FaultDomain> domains_;
 };
 

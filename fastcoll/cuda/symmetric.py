@@ -190,7 +190,7 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-_WISHES = {
+_COMPARED = {
     "algorithm": "FASTCOLL_ALGO",
     "sizes": "version of fastcoll",
     "order": "FASTCOLL_ORDER",
@@ -240,7 +240,7 @@ def _difference(records: Sequence[dict[str, Any]]) -> str:
     """Returns which setting is not the same on all ranks, or ""."""
     first = records[0]["request"]
     for rank, record in enumerate(records):
-        for name, what in _WISHES.items():
+        for name, what in _COMPARED.items():
             if (value := record["request"][name]) != first[name]:
                 return (
                     f"expected the same {what} on all ranks, got {first[name]} on rank 0 and {value} on rank {rank}. "
