@@ -1,9 +1,12 @@
 // The life of a group on torch's side: construction, abort, shutdown, split and merge.
 #include "process_group.hpp"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <algorithm>
 
 #include "base/entry_lock.hpp"
+#include "base/weak_registry.hpp"
 #include "cpu/worker_pool.hpp"
 #include "network/networks.hpp"
 #include "reduce/reduce.hpp"
@@ -56,6 +59,18 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           std::move(network));
     engineRegistry().add(engine_);
+    // A group fails as one: its CPU engine reports a device's fault to the ranks of this host at
+    // once. It does so on another thread, because its abort runs the callbacks of works.
+    const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
+                                                                   const std::string& cause) {
+      runOnWorker([cpu, kind, cause] {
+        if (const auto engine = cpu.lock()) engine->abort(kind, cause);
+      });
+    };
+    device_.emplace(DeviceGroup{c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_),
+                                name_, engine_->config().settings, rank, size, options_,
+                                c10::DeviceType::CUDA,
+                                [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
   });
   beginTrace();
   init();
@@ -84,36 +99,30 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 
 void ProcessGroupFastcoll::shutdownAll() {
   trace::stopWatching();
-  for (const auto& device : deviceRegistry().all()) device->end();
+  for (const auto& device : GroupDevice::live()) device->end();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }
 
 c10d::ErrorType ProcessGroupFastcoll::getError() {
   ErrorKind kind = ErrorKind::Backend;
-  const auto device = this->device();
+  const auto device = device_->made();
   const bool faulted = engine_->faulted(&kind) || (device != nullptr && device->faulted(&kind));
   if (!faulted) return c10d::ErrorType::SUCCESS;
   return kind == ErrorKind::Timeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
-}
-
-std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::lastDeviceEngine(const std::string& why) {
-  const std::lock_guard<std::mutex> lock(deviceMutex_);
-  if (over_.empty()) over_ = why;
-  return device_;
 }
 
 void ProcessGroupFastcoll::abort() {
   abortHooks_->call();
   const std::string what = concat("rank ", rank_, " aborted the group");
   const std::string cause = concat(what, kInitAgain);
-  if (const auto device = lastDeviceEngine(what)) device->abort(ErrorKind::Backend, cause);
+  if (const auto device = device_->last(what)) device->abort(ErrorKind::Backend, cause);
   engine_->abort(ErrorKind::Backend, cause);
 }
 
 void ProcessGroupFastcoll::shutdown() {
   translated([&] {
-    if (const auto device = lastDeviceEngine("the group was destroyed")) {
+    if (const auto device = device_->last("the group was destroyed")) {
       try {
         device->shutdown(options_->timeout);
       } catch (...) {

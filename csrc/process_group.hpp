@@ -16,16 +16,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/weak_registry.hpp"
+#include "calls/batch.hpp"
 #include "calls/doors.hpp"
 #include "calls/message_numbers.hpp"
 #include "cpu/abort_hooks.hpp"
 #include "cpu/cpu_engine.hpp"
-#include "torch/device_engine.hpp"
 #include "torch/error.hpp"
+#include "torch/group_device.hpp"
 #include "torch/options.hpp"
 #include "torch/timeout_extensions.hpp"
 #include "torch/work.hpp"
@@ -57,7 +56,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   c10::intrusive_ptr<Options> options() const { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override {
     options_->timeout = timeout;
-    if (const auto engine = device()) engine->setTimeout(timeout);
+    if (const auto engine = device_->made()) engine->setTimeout(timeout);
   }
   void addEphemeralTimeout(const std::chrono::milliseconds& extension) FASTCOLL_OVERRIDES_2_14 {
     extensions_.add(extension);
@@ -181,7 +180,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void startCoalescing() override;
   WorkRef endCoalescing() override;
   /// Whether the calls of this thread are collected, between these two.
-  bool collects() const { return coalescingThread_.load() == std::this_thread::get_id(); }
+  bool collects() const { return batch_.collects(); }
 
   // --- a communicator's calls (calls/launching.cpp). `check(doors)` returns its Calls.
   /// Runs a blocking call: returns no work if it has ended.
@@ -230,7 +229,6 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void post(const std::shared_ptr<MessageCall>& call);
   void postAwaited(const std::shared_ptr<MessageCall>& call, const WorkTerms& terms);
   void await(const std::shared_ptr<MessageCall>& call);
-  bool collecting(WorkRef& work);
   void stopCollecting();
   /// Translates exceptions to torch's. An exception also ends a batch under collection, which torch
   /// would not end.
@@ -247,15 +245,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
     }
   }
   // process_group_device.cpp
-  std::shared_ptr<DeviceEngine> device() const;
-  /// The device engine, if there is one. No other can be made after this call.
-  std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
-  DeviceEngine& deviceEngine(c10::DeviceType type);
-  void throwIfOver() const;
   WorkRef launchOnDevice(const CallRef& call);
-  WorkRef launchBatch();
+  WorkRef launchBatch(std::vector<CallRef> calls);
   void splitDevice(int color, ProcessGroupFastcoll* child);
-  static WeakRegistry<DeviceEngine>& deviceRegistry();
   std::function<void()> behindDevice(const Call& barrier);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
@@ -282,22 +274,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::atomic<std::uint64_t> monitored_{0};
   const std::shared_ptr<MessageNumbers> messageNumbers_ = std::make_shared<MessageNumbers>();
 
-  std::mutex coalescingMutex_;
-  /// Between startCoalescing and endCoalescing. A thread looks for its own id without the lock.
-  std::atomic<std::thread::id> coalescingThread_{std::thread::id()};
-  std::vector<WorkRef> coalesced_;
-  std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
-
-  const std::uint64_t forkGeneration_ = forkGeneration();
-  std::mutex deviceMaking_;  // taken before deviceMutex_, which is free during calls of Python
-  mutable std::mutex deviceMutex_;
-  std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
-  std::optional<c10::Device> lastDevice_;
-  std::atomic<bool> refused_{false};     // a device call was refused: the group had failed
-  std::atomic<bool> usesDevice_{false};  // lastDevice_ or bound_ is set
-  std::optional<c10::Device> bound_;     // the one that torch has bound this process to
+  Batch batch_;
+  std::optional<GroupDevice> device_;
+  std::atomic<bool> refused_{false};  // a device call was refused: the group had failed
   std::atomic<bool> timed_{false};
-  std::string over_;  // why no device engine can be made any more
 
   std::mutex splitMutex_;
   std::atomic<std::uint64_t> splits_{0};

@@ -2,15 +2,18 @@
 // then runs it at once, queues it, or keeps it as a plan.
 #pragma once
 
+#include <c10/core/Stream.h>
 #include <c10/util/ArrayRef.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
 
+#include "base/exported.hpp"
 #include "cpu/cpu_engine.hpp"
 #include "torch/device_engine.hpp"
 #include "torch/tensors.hpp"
+#include "torch/timeout_extensions.hpp"
 
 namespace fastcoll {
 
@@ -34,6 +37,13 @@ class Call : public Task {
   /// Of a barrier: whose stream it waits for, and the index of that device if only that was named.
   std::optional<c10::Device> behind;
   std::optional<c10::DeviceIndex> behindIndex;
+
+  // Of a launch on a device with streams.
+  WorkTerms terms;
+  /// The stream that was current when the call was made. It orders the memory of the call's
+  /// tensors.
+  std::optional<c10::Stream> callers;
+  bool batched = false;  // launched with others, as one operation
 
   bool sends() const { return request.collective == Collective::Send; }
   bool isMessage() const { return sends() || request.collective == Collective::Recv; }
@@ -67,7 +77,7 @@ class Call : public Task {
   std::optional<c10::Device> device() const { return device_; }
   bool onDevice() const { return device_ && !device_->is_cpu(); }
   /// Tensors that keep the memory alive which the transfer and finish() touch.
-  Tensors memoryOf() const;
+  FASTCOLL_EXPORTED Tensors memoryOf() const;
   /// Keeps another tensor alive, whose memory the transfer uses.
   void keepAlive(const at::Tensor& tensor) { alive_.push_back(tensor); }
   /// Called before all else, on the thread that runs the transfer.
@@ -79,7 +89,7 @@ class Call : public Task {
   void run(CpuEngine& engine) override;
   /// Before and after the transfer: copy tensors that are not one run of memory in and out.
   void prepare();
-  void finish();
+  FASTCOLL_EXPORTED void finish();
 
  protected:
   /// Frees the tensors of a call that is done.
@@ -102,7 +112,5 @@ class Call : public Task {
   std::vector<Copy> before_;
   std::vector<Copy> after_;
 };
-
-using CallRef = std::shared_ptr<Call>;
 
 }  // namespace fastcoll

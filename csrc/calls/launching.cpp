@@ -22,8 +22,9 @@ WorkRef ProcessGroupFastcoll::start(const CallRef& call) {
     work = call->isMessage() ? startMessage(std::static_pointer_cast<MessageCall>(call))
                              : startCollective(call);
   }
-  collecting(work);
-  return work;
+  if (!collects()) return work;
+  if (work != nullptr) batch_.add(std::move(work));
+  return nullptr;
 }
 
 WorkRef ProcessGroupFastcoll::startCollective(const CallRef& call) {
@@ -118,7 +119,7 @@ bool ProcessGroupFastcoll::canRepeat(const Plan& plan) const {
     return true;
   }
   // A barrier waits for the stream of a device that the group has used.
-  return call.request.collective != Collective::Barrier || !usesDevice_.load();
+  return call.request.collective != Collective::Barrier || !device_->isMade();
 }
 
 void ProcessGroupFastcoll::repeat(const Plan& plan) {

@@ -219,37 +219,21 @@ bool ProcessGroupFastcoll::supportsCoalescing() const {
 }
 
 void ProcessGroupFastcoll::startCoalescing() {
-  std::lock_guard<std::mutex> lock(coalescingMutex_);
-  coalescingThread_ = std::this_thread::get_id();
-  coalesced_.clear();
-  batch_.clear();
+  batch_.begin();
 }
 
 void ProcessGroupFastcoll::stopCollecting() {
-  std::lock_guard<std::mutex> lock(coalescingMutex_);
-  if (!collects()) return;
-  coalescingThread_ = std::thread::id();
-  coalesced_.clear();
-  for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was discarded", false);
-  batch_.clear();
-}
-
-bool ProcessGroupFastcoll::collecting(WorkRef& work) {
-  if (!collects()) return false;
-  std::lock_guard<std::mutex> lock(coalescingMutex_);
-  if (work != nullptr) coalesced_.push_back(std::move(work));
-  work = nullptr;
-  return true;
+  if (!batch_.collects()) return;
+  for (const CallRef& call : batch_.end().onDevice) {
+    trace::fail(call->trace, "the batch was discarded", false);
+  }
 }
 
 WorkRef ProcessGroupFastcoll::endCoalescing() {
-  std::vector<WorkRef> works;
-  {
-    std::lock_guard<std::mutex> lock(coalescingMutex_);
-    coalescingThread_ = std::thread::id();
-    works.swap(coalesced_);
+  auto [works, onDevice] = batch_.end();
+  if (!onDevice.empty()) {
+    works.push_back(translated([&] { return launchBatch(std::move(onDevice)); }));
   }
-  if (WorkRef batch = translated([&] { return launchBatch(); })) works.push_back(std::move(batch));
   if (works.size() == 1) return works[0];
   Tensors outputs;
   for (const auto& work : works) {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/weak_registry.hpp"
 #include "calls/message.hpp"
 #include "process_group.hpp"
 
@@ -74,7 +75,7 @@ void ProcessGroupFastcoll::pollGroups() {
     auto& all = watched();
     const std::lock_guard<std::mutex> lock(all.mutex);
     for (ProcessGroupFastcoll* group : all.groups) {
-      const auto device = group->device();
+      const auto device = group->device_->made();
       if (group->engine_->faulted() || (device != nullptr && device->faulted())) {
         failed.push_back(group->traceGroup());
       }

@@ -4,11 +4,11 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/fork.hpp"
 #include "base/log.hpp"
 #include "cuda/capture.hpp"
+#include "cuda/device_plan.hpp"
 #include "cuda/fault_bell.hpp"
 #include "cuda/host_wait.hpp"
 #include "torch/store_adapter.hpp"
@@ -19,24 +19,6 @@ namespace {
 constexpr const char* kFindInterrupt = ". Find out what interrupted the rank.";
 // How long end() waits for calls under way.
 constexpr Milliseconds kShortGrace{1000};
-
-std::shared_ptr<InFlightCall> flightOf(const std::vector<DeviceCall>& calls) {
-  auto flight = std::make_shared<InFlightCall>();
-  const DeviceCall& first = calls.front();
-  flight->call = calls.size() == 1 ? first.name : "batch";
-  flight->dtype = first.dtype;
-  flight->device = first.callers.device();
-  flight->timeout = first.timeout;
-  for (const DeviceCall& call : calls) {
-    if (call.extension) flight->whenEnded([held = call.extension]() mutable { held.reset(); });
-    if (call.trace != 0) flight->traces.push_back(call.trace);
-    for (const DeviceRequest& request : call.requests) {
-      flight->inElements += request.in.count;
-      flight->outElements += request.out.count;
-    }
-  }
-  return flight;
-}
 
 WatchdogConfig configOf(const DeviceGroup& group) {
   WatchdogConfig config;
@@ -97,22 +79,32 @@ CudaEngine::OfDevice& CudaEngine::ofDevice(const c10::impl::VirtualGuardImpl& im
   return devices_.emplace(device.index(), std::move(made)).first->second;
 }
 
+/// `pair`: the peer of a message outside a batch, else -1. Each pair of ranks has its own stream
+/// and communicator, so these calls wait for no others. A communicator that exists from the start
+/// serves pairs too.
 c10::Stream CudaEngine::streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
-                                  const DeviceCall& call) {
+                                  const Call& call, int pair) {
   // A call of one rank waits for nothing, so it needs no stream of its own.
-  const bool apart = call.async && config_.size > 1;
-  if (call.pair < 0) return apart ? own.communication : call.callers;
-  const auto found = own.pairs.find(call.pair);
+  const bool apart = (call.async || call.batched) && config_.size > 1;
+  if (pair < 0) return apart ? own.communication : *call.callers;
+  const auto found = own.pairs.find(pair);
   if (found != own.pairs.end()) return found->second;
   return own.pairs
-      .emplace(call.pair,
-               impl.getStreamFromGlobalPool(call.callers.device(), options_->highPriorityStream))
+      .emplace(pair,
+               impl.getStreamFromGlobalPool(call.callers->device(), options_->highPriorityStream))
       .first->second;
 }
 
 void CudaEngine::connect(c10::Device device) {
   throwIfUnusable("init");
   prepare(device, -1, false, "init");
+  const std::lock_guard<std::mutex> lock(preparedMutex_);
+  bound_ = device;
+}
+
+std::optional<c10::Device> CudaEngine::bound() const {
+  const std::lock_guard<std::mutex> lock(preparedMutex_);
+  return bound_;
 }
 
 /// Takes no launch lock. While a communicator waits for a rank, that rank may first need a call
@@ -148,9 +140,10 @@ void CudaEngine::compile(const std::vector<DeviceRequest>& requests, const c10::
   }
 }
 
-void CudaEngine::split(c10::Device device, int color, int key, DeviceEngine* child) {
+void CudaEngine::split(int color, int key, DeviceEngine* child) {
   throwIfUnusable("split_group");
   auto* const theirs = static_cast<CudaEngine*>(child);
+  const c10::Device device = bound().value();
   prepare(device, -1, false, "split_group");
   const std::lock_guard<std::mutex> inOrder(launchMutex_);  // ordered like any other call
   try {
@@ -166,62 +159,77 @@ void CudaEngine::split(c10::Device device, int color, int key, DeviceEngine* chi
   if (theirs == nullptr) return;
   const std::lock_guard<std::mutex> lock(theirs->preparedMutex_);
   theirs->prepared_.insert({device.index(), -1});
+  theirs->bound_ = device;
 }
 
-c10::intrusive_ptr<c10d::Work> CudaEngine::launch(std::vector<DeviceCall> calls,
-                                                  std::optional<WorkDraft> draft) {
-  auto flight = flightOf(calls);
+c10::intrusive_ptr<c10d::Work> CudaEngine::launch(std::vector<CallRef> calls, bool work) {
+  const auto flight = std::make_shared<InFlightCall>(calls);
   try {
-    auto launched = put(std::move(calls), flight);
-    if (!draft) return nullptr;
-    return c10::make_intrusive<DeviceWork>(config_.rank, std::move(*draft), std::move(launched),
-                                           options_->blockingWait);
+    put(calls, flight);
   } catch (...) {
     flight->traceEnd(std::current_exception(), watchdog_->faulted());
     throw;
   }
+  if (!work) return nullptr;
+  std::vector<at::Tensor> outputs = std::move(calls[0]->outputs);
+  if (calls[0]->batched) {
+    outputs.clear();
+    for (const CallRef& call : calls) {
+      // The tensors of sends too: the future orders later writes to them.
+      const auto used = call->memoryOf();
+      outputs.insert(outputs.end(), used.begin(), used.end());
+    }
+  }
+  return c10::make_intrusive<DeviceWork>(config_.rank, *calls[0], flight, std::move(outputs),
+                                         options_->blockingWait);
 }
 
-Launched CudaEngine::put(std::vector<DeviceCall> calls, const InFlightRef& flight) {
-  const DeviceCall& first = calls.front();
+std::vector<DeviceRequest> CudaEngine::requestsOf(const std::vector<CallRef>& calls) const {
+  std::vector<DeviceRequest> requests;
+  for (const CallRef& call : calls) {
+    const std::size_t before = requests.size();
+    if (call->parts.empty()) planOnDevice(call->request, config_.rank, requests);
+    for (const Request& part : call->parts) planOnDevice(part, config_.rank, requests);
+    for (std::size_t i = before; i < requests.size(); ++i) requests[i].options = call->options;
+  }
+  return requests;
+}
+
+void CudaEngine::put(const std::vector<CallRef>& calls, const InFlightRef& flight) {
+  const Call& first = *calls.front();
   throwIfUnusable(flight->call);
+  int pair = first.isMessage() && !first.batched ? first.request.root : -1;
+  // All ranks make this call, even a rank that has nothing to move.
+  const bool everyone = pair < 0;
+  {
+    const std::lock_guard<std::mutex> lock(preparedMutex_);
+    last_ = flight->device;
+    if (bound_ == flight->device) pair = -1;
+  }
   // Relaxed, because kernel code is loaded and tables are copied to the device here.
   const RelaxedCapture relaxed;
-  const bool captured = isCaptured(first.callers);
-  const int pair = calls.size() == 1 ? first.pair : -1;
-  if (std::any_of(calls.begin(), calls.end(),
-                  [](const DeviceCall& call) { return call.everyone || !call.requests.empty(); })) {
-    prepare(flight->device, pair, captured, flight->call);
+  const bool captured = isCaptured(*first.callers);
+  std::vector<DeviceRequest> requests = requestsOf(calls);
+  for (DeviceRequest& request : requests) {
+    flight->inElements += request.in.count;
+    flight->outElements += request.out.count;
+    if (pair >= 0) request.root = pair > config_.rank;  // the lower rank of a pair is 0
   }
-  std::vector<DeviceRequest> requests;
-  for (DeviceCall& call : calls) {
-    std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
-  }
-  if (pair >= 0) {  // in a pair's communicator the lower rank is 0
-    for (DeviceRequest& request : requests) request.root = pair > config_.rank;
-  } else if (!captured) {
-    compile(requests, first.callers);
-  }
+  if (everyone || !requests.empty()) prepare(flight->device, pair, captured, flight->call);
+  if (pair < 0 && !captured) compile(requests, *first.callers);
 
   const std::lock_guard<std::mutex> inOrder(launchMutex_);
   const c10::impl::VirtualGuardImpl impl(flight->device.type());
   OfDevice& own = ofDevice(impl, flight->device);
-  const c10::Stream stream = streamFor(impl, own, first);
-  std::vector<at::Tensor> used;
-  bool apart = false;
-  bool together = true;
-  for (DeviceCall& call : calls) {
-    apart = apart || call.callers != stream;
-    together = together && call.callers == first.callers;
-    std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
-  }
-  if (apart) flight->stash(std::move(used));
+  flight->stream = streamFor(impl, own, first, pair);
+  const auto apart = [&](const CallRef& call) { return call->callers != flight->stream; };
+  if (std::any_of(calls.begin(), calls.end(), apart)) flight->stash(calls);
   watchdog_->track(flight);
   try {
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
     }
-    issue(calls, requests, own, stream, captured, *flight);
+    issue(calls, requests, own, pair, captured, *flight);
     captured ? watchdog_->untrack(flight) : flight->traceStart();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
@@ -242,25 +250,25 @@ Launched CudaEngine::put(std::vector<DeviceCall> calls, const InFlightRef& fligh
     abort(ErrorKind::Backend, concat(flight->describe(), " was interrupted", kFindInterrupt));
     throw;
   }
-  return {flight, stream, together ? std::optional<c10::Stream>(first.callers) : std::nullopt};
 }
 
-void CudaEngine::issue(const std::vector<DeviceCall>& calls,
-                       const std::vector<DeviceRequest>& requests, OfDevice& own,
-                       const c10::Stream& stream, bool captured, InFlightCall& flight) {
+void CudaEngine::issue(const std::vector<CallRef>& calls,
+                       const std::vector<DeviceRequest>& requests, OfDevice& own, int pair,
+                       bool captured, InFlightCall& flight) {
+  const c10::Stream stream = *flight.stream;
   const c10::StreamGuard current(stream);
-  const bool timed = calls.front().timed;
+  const bool timed = calls.front()->terms.timed;
   const auto event = [&]() -> std::shared_ptr<c10::Event> {
     // A captured event belongs to its graph, so it is not pooled.
     if (captured) return std::make_shared<c10::Event>(stream.device_type());
     return timed ? own.timedEvents->take() : own.events->take();
   };
   c10::Stream last = stream;
-  for (const DeviceCall& call : calls) {
-    if (call.callers == last || call.callers == stream) continue;
-    last = call.callers;
+  for (const CallRef& call : calls) {
+    if (call->callers == last || call->callers == stream) continue;
+    last = *call->callers;
     const auto ready = captured ? event() : own.events->take();
-    ready->record(call.callers);
+    ready->record(last);
     ready->block(stream);
   }
   std::shared_ptr<c10::Event> begin;
@@ -268,18 +276,25 @@ void CudaEngine::issue(const std::vector<DeviceCall>& calls,
     begin = event();
     begin->record(stream);
   }
-  const int pair = calls.size() == 1 ? calls.front().pair : -1;
   if (!requests.empty()) library_->issue(requests, stream, pair, captured);
-  for (const DeviceCall& call : calls) {
-    if (call.after) call.after();
-  }
+  for (const CallRef& call : calls) call->finish();  // copies results to tensors that are not dense
   auto end = event();
   end->record(stream);
   flight.issued(std::move(begin), std::move(end), captured);
 }
 
-std::function<void()> CudaEngine::reached(c10::Device device, Milliseconds timeout,
-                                          ErrorSite site) {
+std::function<void()> CudaEngine::behind(const Call& barrier, Milliseconds timeout) {
+  std::optional<c10::Device> used;
+  {
+    const std::lock_guard<std::mutex> lock(preparedMutex_);
+    used = last_ ? last_ : bound_;
+  }
+  if (!used) return nullptr;
+  c10::Device device = *used;
+  const auto& named = barrier.behind;
+  if (named && named->type() == device.type() && named->has_index()) device = *named;
+  if (barrier.behindIndex) device = c10::Device(device.type(), *barrier.behindIndex);
+  const ErrorSite site = errorSite("barrier", config_);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (isCaptured(stream)) {
     throw Error(ErrorKind::Value, site,
@@ -288,7 +303,7 @@ std::function<void()> CudaEngine::reached(c10::Device device, Milliseconds timeo
   }
   auto end = std::make_shared<c10::Event>(device.type());
   end->record(stream);
-  return [end, timeout, site = std::move(site), self = shared_from_this()] {
+  return [end, timeout, site, self = shared_from_this()] {
     const auto ended = [&] {
       self->throwIfUnusable("barrier");
       const RelaxedCapture relaxed;

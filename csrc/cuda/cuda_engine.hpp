@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "cuda/device_library.hpp"
-#include "cuda/device_plan.hpp"
 #include "cuda/device_work.hpp"
 #include "cuda/event_pool.hpp"
 #include "cuda/in_flight.hpp"
@@ -39,13 +38,10 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   ~CudaEngine() override;
 
   void connect(c10::Device device) override;
-  void split(c10::Device device, int color, int key, DeviceEngine* child) override;
-  void plan(const Request& request, std::vector<DeviceRequest>& into) const override {
-    planOnDevice(request, config_.rank, into);
-  }
-  c10::intrusive_ptr<c10d::Work> launch(std::vector<DeviceCall> calls,
-                                        std::optional<WorkDraft> draft) override;
-  std::function<void()> reached(c10::Device device, Milliseconds timeout, ErrorSite site) override;
+  std::optional<c10::Device> bound() const override;
+  void split(int color, int key, DeviceEngine* child) override;
+  c10::intrusive_ptr<c10d::Work> launch(std::vector<CallRef> calls, bool work) override;
+  std::function<void()> behind(const Call& barrier, Milliseconds timeout) override;
   void abort(ErrorKind kind, const std::string& cause) noexcept override;
   void shutdown(Milliseconds grace) override;
   void setTimeout(Milliseconds timeout) override { library_->setTimeout(timeout); }
@@ -61,15 +57,16 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
     std::shared_ptr<EventPool> events;
     std::shared_ptr<EventPool> timedEvents;
   };
-  Launched put(std::vector<DeviceCall> calls, const InFlightRef& flight);
+  void put(const std::vector<CallRef>& calls, const InFlightRef& flight);
+  std::vector<DeviceRequest> requestsOf(const std::vector<CallRef>& calls) const;
   bool forked() const;
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
-  c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
-                        const DeviceCall& call);
+  c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own, const Call& call,
+                        int pair);
   void prepare(c10::Device device, int pair, bool captured, const char* call);
   void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream);
-  void issue(const std::vector<DeviceCall>& calls, const std::vector<DeviceRequest>& requests,
-             OfDevice& own, const c10::Stream& stream, bool captured, InFlightCall& flight);
+  void issue(const std::vector<CallRef>& calls, const std::vector<DeviceRequest>& requests,
+             OfDevice& own, int pair, bool captured, InFlightCall& flight);
 
   const WatchdogConfig config_;
   const c10::intrusive_ptr<Options> options_;
@@ -78,8 +75,10 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   const std::shared_ptr<Watchdog> watchdog_;
   std::atomic<bool> shutDown_{false};
 
-  std::mutex preparedMutex_;
+  mutable std::mutex preparedMutex_;
   std::set<std::pair<c10::DeviceIndex, int>> prepared_;  // existing communicators
+  std::optional<c10::Device> bound_;
+  std::optional<c10::Device> last_;  // of the last call
 
   // Held while calls are put on streams: their order and numbers must be equal on all ranks.
   std::mutex launchMutex_;

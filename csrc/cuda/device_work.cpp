@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -12,6 +13,18 @@
 #include "torch/work_registry.hpp"
 
 namespace fastcoll {
+
+DeviceWork::DeviceWork(int rank, const Call& first, InFlightRef flight,
+                       std::vector<at::Tensor> outputs, bool blocking)
+    : c10d::Work(rank, first.batched ? c10d::OpType::COALESCED : first.site.type->type,
+                 first.batched || !at::hasCallbacks() ? nullptr : first.site.type->title,
+                 first.inputs),
+      outputs_(std::move(outputs)),
+      flight_(std::move(flight)),
+      blocking_(blocking) {
+  // The profiler's span covers issuing only; the device's own events show the rest.
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+}
 
 std::exception_ptr DeviceWork::exception() const {
   return translatedFault(flight_->fault());
@@ -35,9 +48,9 @@ void DeviceWork::synchronize() {
   throwIfFailed();
   const c10::impl::VirtualGuardImpl impl(flight_->device.type());
   const c10::Stream current = impl.getStream(flight_->device);
-  if (current != stream_) flight_->blockOn(current);
+  if (current != *flight_->stream) flight_->blockOn(current);
   // From here on that stream orders the reuse of the kept tensors' memory, if it owns that memory.
-  if (callers_ && current == *callers_) flight_->unstash();
+  if (current == flight_->callers) flight_->unstash();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
@@ -81,7 +94,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   }
   {
     // markCompleted() records events on the current streams.
-    const c10::StreamGuard guard(stream_);
+    const c10::StreamGuard guard(*flight_->stream);
     future_->markCompleted(c10::IValue(outputs_));
   }
   return future_;

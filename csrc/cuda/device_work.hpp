@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "cuda/in_flight.hpp"
@@ -14,27 +13,12 @@
 
 namespace fastcoll {
 
-/// The result of a launch. `callers`: when this stream waits for the end, the kept tensors are
-/// freed; nullopt if the calls came from several streams.
-struct Launched {
-  InFlightRef flight;
-  c10::Stream stream;
-  std::optional<c10::Stream> callers;
-};
-
 class DeviceWork : public c10d::Work {
  public:
-  /// `blocking`, from the group's options: wait() waits on the host.
-  DeviceWork(int rank, WorkDraft draft, Launched launched, bool blocking)
-      : c10d::Work(rank, draft.type, draft.title, draft.profiled),
-        outputs_(std::move(draft.outputs)),
-        flight_(std::move(launched.flight)),
-        stream_(launched.stream),
-        callers_(launched.callers),
-        blocking_(blocking) {
-    // The profiler's span covers issuing only; the device's own events show the rest.
-    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-  }
+  /// `outputs`: the value of its future. `blocking`, from the group's options: wait() waits on the
+  /// host.
+  DeviceWork(int rank, const Call& first, InFlightRef flight, std::vector<at::Tensor> outputs,
+             bool blocking);
 
   bool isCompleted() override { return flight_->ended(); }
   bool isSuccess() const override { return flight_->ended() && flight_->fault() == nullptr; }
@@ -58,8 +42,6 @@ class DeviceWork : public c10d::Work {
 
   std::vector<at::Tensor> outputs_;
   InFlightRef flight_;
-  const c10::Stream stream_;
-  const std::optional<c10::Stream> callers_;
   const bool blocking_;
   std::mutex futureMutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -5,6 +5,21 @@
 
 namespace fastcoll {
 
+InFlightCall::InFlightCall(const std::vector<CallRef>& calls)
+    : call(calls.size() == 1 ? collectiveName(calls[0]->request.collective) : "batch"),
+      dtype(calls[0]->request.dtype),
+      timeout(calls[0]->terms.timeout),
+      device(calls[0]->callers->device()),
+      callers(calls[0]->callers) {
+  for (const CallRef& one : calls) {
+    if (one->callers != callers) callers = std::nullopt;
+    if (one->trace != 0) traces.push_back(one->trace);
+    if (auto extension = std::move(one->terms.extension)) {
+      whenEnded([held = std::move(extension)]() mutable { held.reset(); });
+    }
+  }
+}
+
 std::string InFlightCall::describe() const {
   std::string text = concat(call, "(seq ", seq);
   if (inElements > 0 || outElements > 0) {

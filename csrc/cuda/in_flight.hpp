@@ -1,8 +1,7 @@
-// A call on a stream whose end was not seen yet: its description, its deadline, the event after it,
-// and the tensors whose memory it uses.
+// One or several calls as one operation on a stream, whose end was not seen yet: its description,
+// its deadline, the event after it, and the calls whose tensors it uses.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
 #include <atomic>
@@ -10,39 +9,48 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/collective.hpp"
 #include "base/dtype.hpp"
+#include "calls/call.hpp"
 #include "trace/trace.hpp"
 
 namespace fastcoll {
 
 class InFlightCall {
  public:
+  /// `calls`: of one device. Takes over the extensions of their timeouts.
+  explicit InFlightCall(const std::vector<CallRef>& calls);
+
   std::uint64_t seq = 0;
-  const char* call = "";  // "all_reduce"
-  DType dtype = DType::UInt8;
+  const char* const call;  // "all_reduce"
+  const DType dtype;
   std::int64_t inElements = 0;
   std::int64_t outElements = 0;
-  Milliseconds timeout{};
+  const Milliseconds timeout;
   TimePoint deadline;
-  c10::Device device{c10::kCPU};
+  const c10::Device device;
+  /// The stream on which it runs, once that is known.
+  std::optional<c10::Stream> stream;
+  /// When this stream waits for the end, the kept tensors are freed; nullopt if the calls came from
+  /// several streams.
+  std::optional<c10::Stream> callers;
   std::vector<trace::RecordId> traces;  // of its calls
 
   /// "all_reduce(seq 7, float32[1024])"
   std::string describe() const;
 
-  /// Keeps the tensors until the caller's stream waits for the end, or the end was seen. Their
-  /// memory belongs to other streams, which would reuse it at once.
-  void stash(std::vector<at::Tensor> tensors) {
+  /// Keeps the calls, with their tensors, until the callers' stream waits for the end, or the end
+  /// was seen. The memory belongs to other streams, which would reuse it at once.
+  void stash(std::vector<CallRef> calls) {
     std::lock_guard<std::mutex> lock(mutex_);
-    stash_ = std::move(tensors);
+    stash_ = std::move(calls);
   }
-  std::vector<at::Tensor> unstash() {
+  std::vector<CallRef> unstash() {
     std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(stash_, {});
   }
@@ -94,7 +102,7 @@ class InFlightCall {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<at::Tensor> stash_;
+  std::vector<CallRef> stash_;
   std::shared_ptr<c10::Event> begin_;
   std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
   bool captured_ = false;

@@ -4,6 +4,7 @@
 #include <c10/util/Float8_e4m3fn.h>
 #include <c10/util/Float8_e5m2.h>
 #include <c10/util/Half.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.hpp"
 #include "cuda/nccl_types.hpp"
@@ -66,6 +68,16 @@ std::size_t firstWhole(std::size_t count, std::size_t itemSize) {
   const std::size_t step =
       count < kMostBlocks * ofBlock ? ofBlock : kMostBlocks * (kPackBytes / itemSize);
   return count / step * step;
+}
+
+bool reduces(Collective collective) {
+  return collective == Collective::AllReduce || collective == Collective::Reduce ||
+         collective == Collective::ReduceScatter;
+}
+
+bool moves(Collective collective) {
+  return collective == Collective::AllGather || collective == Collective::Broadcast ||
+         collective == Collective::Send || collective == Collective::Recv;
 }
 
 const char* remedyFor(int status) {
@@ -137,20 +149,8 @@ int NcclFunctions::statusOf(std::uintptr_t communicator) const {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-struct NcclCalls::Prepared {
-  Collective collective;
-  int root;
-  nccl::WireType type;
-  int op = nccl::kSum;
-  bool scales = false;  // by a factor
-  bool inTwo = false;   // see kEndsAreWhole
-  const void* in = nullptr;
-  void* out = nullptr;
-  std::size_t count = 0;  // of elements of `type`, for one rank where each has its own
-  std::size_t itemSize = 1;
-};
-
-/// The operations made for factors. They may be destroyed as soon as the calls have returned.
+/// NCCL's numbers of operations. Those made for factors may be destroyed as soon as the calls have
+/// returned.
 class NcclCalls::Operations {
  public:
   explicit Operations(const NcclCalls& calls) : calls_(calls) {}
@@ -161,6 +161,24 @@ class NcclCalls::Operations {
   Operations(const Operations&) = delete;
   Operations& operator=(const Operations&) = delete;
 
+  /// Throws Error(Type) if NCCL has no such reduction.
+  int of(const DeviceRequest& request) {
+    if (!reduces(request.collective)) {
+      if (moves(request.collective)) return nccl::kSum;
+      throw Error(ErrorKind::Value, concat("expected an operation of NCCL, got ",
+                                           collectiveName(request.collective)));
+    }
+    const auto type = nccl::computed(request.dtype);
+    if (!type) {
+      throw Error(ErrorKind::Type,
+                  concat("expected a dtype that NCCL reduces, got torch.", dtypeName(request.dtype),
+                         ". Convert the tensor to a wider dtype first."));
+    }
+    const int number = nccl::numberOf(request.dtype, request.op);
+    return number == nccl::kMadeForFactor ? make(request, type->code) : number;
+  }
+
+ private:
   int make(const DeviceRequest& request, int type) {
     Scalar scalar(request.factor, partOf(request.dtype));
     const bool there = request.factorOnDevice != 0;
@@ -174,8 +192,6 @@ class NcclCalls::Operations {
     made_.push_back(op);
     return op;
   }
-
- private:
   void* handle() const { return reinterpret_cast<void*>(calls_.communicator_); }
   const NcclCalls& calls_;
   std::vector<int> made_;
@@ -191,21 +207,20 @@ NcclCalls::NcclCalls(std::shared_ptr<const NcclFunctions> functions, std::uintpt
 void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t stream) {
   throwIfEnded();
   Operations operations(*this);
-  std::vector<Prepared> all;
-  all.reserve(requests.size());
+  c10::SmallVector<std::pair<const DeviceRequest*, int>, 4> calls;
   for (const DeviceRequest& request : requests) {
-    const Prepared one = prepare(request, operations);
-    if (!changesNothing(one)) all.push_back(one);
+    const int op = operations.of(request);  // of all, before the first call
+    if (!changesNothing(request)) calls.emplace_back(&request, op);
   }
   void* const on = reinterpret_cast<void*>(stream);
-  if (all.empty()) return;
-  if (all.size() == 1) return finish(call(all[0], on));
+  if (calls.empty()) return;
+  if (calls.size() == 1) return finish(call(*calls[0].first, calls[0].second, on));
   throwIfEnded();
   const int begun = functions_->groupStart();
   if (begun != kNcclSuccess) throw Error(ErrorKind::Backend, functions_->describe(begun));
   int failed = kNcclSuccess;
-  for (const Prepared& one : all) {
-    const int status = call(one, on);
+  for (const auto& [request, op] : calls) {
+    const int status = call(*request, op, on);
     if (status != kNcclSuccess && status != kNcclInProgress) {
       failed = status;
       break;
@@ -218,88 +233,61 @@ void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t
   throw Error(ErrorKind::Backend, text);
 }
 
-NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations& operations) const {
-  const Collective collective = request.collective;
-  const bool reduces = collective == Collective::AllReduce || collective == Collective::Reduce ||
-                       collective == Collective::ReduceScatter;
-  const bool moves = collective == Collective::AllGather || collective == Collective::Broadcast ||
-                     collective == Collective::Send || collective == Collective::Recv;
-  if (!reduces && !moves) {
-    throw Error(ErrorKind::Value,
-                concat("expected an operation of NCCL, got ", collectiveName(collective)));
+bool NcclCalls::changesNothing(const DeviceRequest& request) const {
+  if (ranks_ != 1 || (reduces(request.collective) && request.op == ReduceOp::PreMulSum)) {
+    return false;
   }
-  Prepared made;
-  made.collective = collective;
-  made.root = request.root;
-  made.in = reinterpret_cast<const void*>(request.in.address);
-  made.out = reinterpret_cast<void*>(request.out.address);
-  if (collective == Collective::Broadcast || collective == Collective::Reduce) {
-    // Pass both on all ranks: NCCL registers these buffers, and all ranks must pass the same.
-    if (request.in.address == 0) made.in = made.out;
-    if (request.out.address == 0) made.out = reinterpret_cast<void*>(request.in.address);
-  }
-  std::int64_t count = std::max(request.in.count, request.out.count);
-  if (collective == Collective::AllGather) count = request.in.count;
-  if (collective == Collective::ReduceScatter) count = request.out.count;
-  if (reduces) {
-    const auto type = nccl::computed(request.dtype);
-    if (!type) {
-      throw Error(ErrorKind::Type,
-                  concat("expected a dtype that NCCL reduces, got torch.", dtypeName(request.dtype),
-                         ". Convert the tensor to a wider dtype first."));
-    }
-    made.type = *type;
-    made.op = nccl::numberOf(request.dtype, request.op);
-    made.scales = made.op == nccl::kMadeForFactor;
-    made.inTwo = ranks_ == 1 && functions_->version < kEndsAreWhole &&
-                 (made.scales || made.op == nccl::kAvg);
-    if (made.scales) made.op = operations.make(request, type->code);
-  } else {
-    made.type = nccl::moved(request.dtype);
-  }
-  made.count = count * made.type.parts;
-  made.itemSize = elementSize(request.dtype) / made.type.parts;
-  return made;
+  const bool rooted =
+      request.collective == Collective::Broadcast || request.collective == Collective::Reduce;
+  const bool hasBoth = request.in.address != 0 && request.out.address != 0;
+  return request.in.address == request.out.address || (rooted && !hasBoth);
 }
 
-/// Whether the result is there already: NCCL would launch a kernel even for an average of one rank.
-bool NcclCalls::changesNothing(const Prepared& one) const {
-  return ranks_ == 1 && one.in == one.out && !one.scales;
-}
-
-int NcclCalls::call(const Prepared& one, void* stream) const {
+int NcclCalls::call(const DeviceRequest& request, int op, void* stream) const {
   const NcclFunctions& nccl = *functions_;
   void* const comm = reinterpret_cast<void*>(communicator_);
-  const int type = one.type.code;
-  const auto reduction = [&](const void* in, void* out, std::size_t count) {
-    if (one.collective == Collective::AllReduce) {
-      return nccl.allReduce(in, out, count, type, one.op, comm, stream);
+  auto in = reinterpret_cast<const char*>(request.in.address);
+  auto out = reinterpret_cast<char*>(request.out.address);
+  if (request.collective == Collective::Broadcast || request.collective == Collective::Reduce) {
+    // Pass both on all ranks: NCCL registers these buffers, and all ranks must pass the same.
+    if (in == nullptr) in = out;
+    if (out == nullptr) out = const_cast<char*>(in);
+  }
+  const nccl::WireType type =
+      reduces(request.collective) ? *nccl::computed(request.dtype) : nccl::moved(request.dtype);
+  std::int64_t elements = std::max(request.in.count, request.out.count);
+  if (request.collective == Collective::AllGather) elements = request.in.count;
+  if (request.collective == Collective::ReduceScatter) elements = request.out.count;
+  const std::size_t count = elements * type.parts;
+  const auto reduction = [&](std::size_t at, std::size_t some) {
+    if (request.collective == Collective::AllReduce) {
+      return nccl.allReduce(in + at, out + at, some, type.code, op, comm, stream);
     }
-    if (one.collective == Collective::Reduce) {
-      return nccl.reduce(in, out, count, type, one.op, one.root, comm, stream);
+    if (request.collective == Collective::Reduce) {
+      return nccl.reduce(in + at, out + at, some, type.code, op, request.root, comm, stream);
     }
-    return nccl.reduceScatter(in, out, count, type, one.op, comm, stream);
+    return nccl.reduceScatter(in + at, out + at, some, type.code, op, comm, stream);
   };
-  switch (one.collective) {
+  switch (request.collective) {
     case Collective::AllReduce:
     case Collective::Reduce:
     case Collective::ReduceScatter: {
-      const std::size_t first = one.inTwo ? firstWhole(one.count, one.itemSize) : one.count;
-      if (first == 0 || first == one.count) return reduction(one.in, one.out, one.count);
-      const int status = reduction(one.in, one.out, first);
-      if (status != kNcclSuccess) return status;
-      const std::size_t at = first * one.itemSize;
-      return reduction(static_cast<const char*>(one.in) + at, static_cast<char*>(one.out) + at,
-                       one.count - first);
+      const bool inTwo = ranks_ == 1 && nccl.version < kEndsAreWhole &&
+                         (request.op == ReduceOp::PreMulSum || op == nccl::kAvg);
+      const std::size_t itemSize = elementSize(request.dtype) / type.parts;
+      const std::size_t first = inTwo ? firstWhole(count, itemSize) : count;
+      if (first == 0 || first == count) return reduction(0, count);
+      const int status = reduction(0, first);
+      return status != kNcclSuccess ? status : reduction(first * itemSize, count - first);
     }
     case Collective::AllGather:
-      return nccl.allGather(one.in, one.out, one.count, type, comm, stream);
+      return nccl.allGather(in, out, count, type.code, comm, stream);
     case Collective::Broadcast:
-      return nccl.broadcast(one.in, one.out, one.count, type, one.root, comm, stream);
+      return nccl.broadcast(in, out, count, type.code, request.root, comm, stream);
     case Collective::Send:
-      return nccl.send(one.in, one.count, type, one.root, comm, stream);
+      return nccl.send(in, count, type.code, request.root, comm, stream);
     default:
-      return nccl.recv(one.out, one.count, type, one.root, comm, stream);
+      return nccl.recv(out, count, type.code, request.root, comm, stream);
   }
 }
 

@@ -87,12 +87,12 @@ class NcclCalls {
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
  private:
-  struct Prepared;
   class Operations;
 
-  Prepared prepare(const DeviceRequest& request, Operations& operations) const;
-  bool changesNothing(const Prepared& one) const;
-  int call(const Prepared& prepared, void* stream) const;
+  /// Whether the result is there already: NCCL would launch a kernel even for an average of one
+  /// rank.
+  bool changesNothing(const DeviceRequest& request) const;
+  int call(const DeviceRequest& request, int op, void* stream) const;
   void finish(int status) const;
   void throwIfEnded() const;
 

@@ -1,5 +1,7 @@
 #include "cuda/plans.hpp"
 
+#include <c10/util/hash.h>
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -11,11 +13,6 @@ namespace {
 constexpr std::size_t kMostPlans = 256;
 constexpr std::size_t kMostPlaced = 1024;
 constexpr std::size_t kMostKinds = 4096;
-
-template <typename T>
-void append(std::string& key, const T& value) {
-  key.append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
 
 /// The size of an all-reduce's elements as they travel.
 std::int64_t wireSize(const DeviceRequest& request) {
@@ -95,47 +92,67 @@ std::vector<Plans::Indices> Plans::forKernels(const std::vector<DeviceRequest>& 
   return together;
 }
 
-std::string Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const {
-  std::string kind;
-  bool forced = kernelBytes == std::numeric_limits<std::int64_t>::max();
-  if (const auto& given = requests[those[0]].options) {
-    forced = forced || !given->algorithm.empty();
-    kind += static_cast<char>(given->wire ? static_cast<int>(*given->wire) : -1);
-    kind += static_cast<char>(given->fuse ? static_cast<int>(*given->fuse) : -1);
-    append(kind, given->scale);
-    kind += given->algorithm;
+bool PlanKey::operator==(const PlanKey& other) const {
+  const bool sameOptions =
+      options == other.options ||
+      (options != nullptr && other.options != nullptr && *options == *other.options);
+  return sameOptions && stream == other.stream && capture == other.capture &&
+         requests == other.requests;
+}
+
+std::size_t PlanKeyHash::operator()(const PlanKey& key) const {
+  std::size_t hash = c10::get_hash(key.stream, key.capture);
+  for (const DeviceRequest& one : key.requests) {
+    hash = c10::hash_combine(
+        hash, c10::get_hash(static_cast<int>(one.collective), static_cast<int>(one.dtype),
+                            one.in.address, one.out.address, one.in.count, one.out.count));
   }
+  return hash;
+}
+
+PlanKey Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const {
+  PlanKey kind;
+  kind.options = requests[those[0]].options;
+  const bool forced = kernelBytes == std::numeric_limits<std::int64_t>::max() ||
+                      (kind.options != nullptr && !kind.options->algorithm.empty());
   for (const std::size_t i : those) {
-    const DeviceRequest& one = requests[i];
-    kind += static_cast<char>(one.collective);
-    kind += static_cast<char>(one.dtype);
-    kind += static_cast<char>(one.op);
-    append(kind, one.root);
-    if (those.size() > 1 || forced) append(kind, one.in.count);
-    if (forced) {
-      // A forced algorithm may have other kernels for such addresses.
-      kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
+    DeviceRequest one = requests[i];
+    one.options = nullptr;
+    if (one.op != ReduceOp::PreMulSum) one.factor = 1.0;
+    one.factorOnDevice = one.factorOnDevice != 0;
+    // A forced algorithm may have other kernels for such addresses.
+    one.in.address = forced ? (one.in.address | one.out.address) % kAlignment : 0;
+    one.out.address = 0;
+    one.out.count = 0;
+    if (those.size() == 1) {  // the size class
+      const auto bytes = one.in.count * wireSize(requests[i]);
+      one.out.count = std::lower_bound(limits_.begin(), limits_.end(), bytes) - limits_.begin();
+      if (!forced) one.in.count = 0;
     }
-    if (one.op == ReduceOp::PreMulSum) {
-      append(kind, one.factor);
-      kind += static_cast<char>(one.factorOnDevice != 0);
-    }
-    if (those.size() == 1) {
-      const auto bytes = one.in.count * wireSize(one);
-      kind += static_cast<char>(std::lower_bound(limits_.begin(), limits_.end(), bytes) -
-                                limits_.begin());
-    }
+    kind.requests.push_back(std::move(one));
   }
   return kind;
 }
 
-std::optional<bool> Plans::served(const std::string& kind) const {
+PlanKey Plans::keyOf(PlanKey kind, const std::vector<DeviceRequest>& requests, const Indices& those,
+                     std::uintptr_t stream, std::uint64_t capture) const {
+  kind.stream = stream;
+  kind.capture = capture;
+  for (std::size_t i = 0; i < those.size(); ++i) {
+    const DeviceRequest& one = requests[those[i]];
+    kind.requests[i].in.address = (one.in.address | one.out.address) % kAlignment;
+    kind.requests[i].out.address = one.in.address == one.out.address;
+  }
+  return kind;
+}
+
+std::optional<bool> Plans::served(const PlanKey& kind) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = served_.find(kind);
   return found == served_.end() ? std::nullopt : std::optional<bool>(found->second);
 }
 
-void Plans::note(const std::string& kind, bool served) {
+void Plans::note(const PlanKey& kind, bool served) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (served_.size() >= kMostKinds) served_.clear();
   served_[kind] = served;
@@ -145,37 +162,37 @@ void Plans::note(const std::string& kind, bool served) {
 
 namespace {
 
-std::string withCount(const std::string& key, std::int64_t count) {
-  std::string whole = key;
-  append(whole, count);
-  return whole;
+/// The key of a plan for one number of elements.
+PlanKey withCount(PlanKey key, std::int64_t count) {
+  key.requests[0].in.count = count;
+  return key;
 }
 
 }  // namespace
 
-std::shared_ptr<const Plan> Plans::find(const std::string& key, std::int64_t count) {
+std::shared_ptr<const Plan> Plans::find(const PlanKey& key, std::int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* found = plans_.find(key);
   if (found != nullptr && *found == nullptr) found = plans_.find(withCount(key, count));
   return found == nullptr ? nullptr : *found;
 }
 
-void Plans::add(const std::string& key, std::int64_t count, std::shared_ptr<const Plan> plan) {
+void Plans::add(const PlanKey& key, std::int64_t count, std::shared_ptr<const Plan> plan) {
   decltype(plans_.takeAll()) dropped;
   const std::lock_guard<std::mutex> lock(mutex_);
   ++built_;
-  const std::string whole = plan->ofCount ? withCount(key, count) : key;
+  const PlanKey whole = plan->ofCount ? withCount(key, count) : key;
   if (plan->ofCount) dropped = plans_.add(key, nullptr);
   dropped.splice(dropped.end(), plans_.add(whole, std::move(plan)));
 }
 
-std::shared_ptr<const PlacedPlan> Plans::findPlaced(const std::string& exact) {
+std::shared_ptr<const PlacedPlan> Plans::findPlaced(const PlanKey& exact) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* found = placed_.find(exact);
   return found == nullptr ? nullptr : *found;
 }
 
-void Plans::addPlaced(const std::string& exact, std::shared_ptr<const PlacedPlan> placed) {
+void Plans::addPlaced(const PlanKey& exact, std::shared_ptr<const PlacedPlan> placed) {
   decltype(placed_.takeAll()) dropped;
   const std::lock_guard<std::mutex> lock(mutex_);
   dropped = placed_.add(exact, std::move(placed));

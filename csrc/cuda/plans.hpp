@@ -41,6 +41,21 @@ struct Place {
   std::int64_t count = 0;  // elements of a single tensor
 };
 
+/// What a plan depends on: the requests, of one kind, and where they run. Code that kernels of a
+/// kind need depends on less, and addresses in tables on more; see Plans.
+struct PlanKey {
+  std::shared_ptr<const AllReduceOptions> options;  // of all requests, which have none here
+  std::vector<DeviceRequest> requests;
+  std::uintptr_t stream = 0;
+  std::uint64_t capture = 0;  // a graph shares no workspace with other graphs and calls outside it
+
+  bool operator==(const PlanKey& other) const;
+};
+
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const;
+};
+
 /// One algorithm's part of a plan.
 struct PlanPart {
   std::string algorithm;
@@ -75,15 +90,16 @@ class Recent {
  public:
   explicit Recent(std::size_t most) : most_(most) {}
   /// Returns nullptr if there is none. A value found is then the last to be dropped.
-  Value* find(const std::string& key) {
+  Value* find(const PlanKey& key) {
     const auto found = where_.find(key);
     if (found == where_.end()) return nullptr;
     values_.splice(values_.end(), values_, found->second);
     return &found->second->second;
   }
+  using List = std::list<std::pair<PlanKey, Value>>;
   /// Returns what was dropped for it.
-  std::list<std::pair<std::string, Value>> add(const std::string& key, Value value) {
-    std::list<std::pair<std::string, Value>> dropped;
+  List add(const PlanKey& key, Value value) {
+    List dropped;
     if (const auto found = where_.find(key); found != where_.end()) {
       dropped.splice(dropped.end(), values_, found->second);
     } else if (values_.size() >= most_) {
@@ -94,8 +110,8 @@ class Recent {
     return dropped;
   }
   template <typename Condition>
-  std::list<std::pair<std::string, Value>> takeIf(const Condition& condition) {
-    std::list<std::pair<std::string, Value>> taken;
+  List takeIf(const Condition& condition) {
+    List taken;
     for (auto it = values_.begin(); it != values_.end();) {
       const auto at = it++;
       if (!condition(at->second)) continue;
@@ -104,17 +120,16 @@ class Recent {
     }
     return taken;
   }
-  std::list<std::pair<std::string, Value>> takeAll() {
+  List takeAll() {
     where_.clear();
     return std::exchange(values_, {});
   }
-  const std::list<std::pair<std::string, Value>>& values() const { return values_; }
+  const List& values() const { return values_; }
 
  private:
   const std::size_t most_;
-  std::list<std::pair<std::string, Value>> values_;  // the most recently used last
-  std::unordered_map<std::string, typename std::list<std::pair<std::string, Value>>::iterator>
-      where_;
+  List values_;  // the most recently used last
+  std::unordered_map<PlanKey, typename List::iterator, PlanKeyHash> where_;
 };
 
 /// The plans of one group on one device. From any thread, but one thread at a time runs plans.
@@ -136,18 +151,22 @@ class Plans {
   /// algorithm or the order of sums is forced, also each reduce-scatter, all-gather and reduce by
   /// itself, which may be refused.
   std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests) const;
-  /// A key of all in these collectives that decides on the choice and on a kernel's code.
-  std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const;
+  /// Those of the requests, by all that decides on the choice and on a kernel's code.
+  PlanKey kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const;
+  /// Adds to a kind what a plan depends on.
+  PlanKey keyOf(PlanKey kind, const std::vector<DeviceRequest>& requests, const Indices& those,
+                std::uintptr_t stream, std::uint64_t capture) const;
 
   /// Whether kernels serve such calls, once it is known.
-  std::optional<bool> served(const std::string& kind) const;
-  void note(const std::string& kind, bool served);
+  std::optional<bool> served(const PlanKey& kind) const;
+  void note(const PlanKey& kind, bool served);
 
-  /// The plan for a kind of call on a stream, with its tables if it has any; nullptr: none yet.
-  std::shared_ptr<const Plan> find(const std::string& key, std::int64_t count);
-  std::shared_ptr<const PlacedPlan> findPlaced(const std::string& exact);
-  void add(const std::string& key, std::int64_t count, std::shared_ptr<const Plan> plan);
-  void addPlaced(const std::string& exact, std::shared_ptr<const PlacedPlan> placed);
+  /// The plan for such calls; nullptr: none yet.
+  std::shared_ptr<const Plan> find(const PlanKey& key, std::int64_t count);
+  /// The plan with tables of addresses; the key has all of the requests.
+  std::shared_ptr<const PlacedPlan> findPlaced(const PlanKey& exact);
+  void add(const PlanKey& key, std::int64_t count, std::shared_ptr<const Plan> plan);
+  void addPlaced(const PlanKey& exact, std::shared_ptr<const PlacedPlan> placed);
   /// Keeps what a user's graph has captured: the memory that its launches read must live as long.
   void pin(const std::shared_ptr<const PlacedPlan>& captured, const Capture& capture);
   /// Drops the plans of graphs that were destroyed.
@@ -172,7 +191,7 @@ class Plans {
  private:
   const std::vector<std::int64_t> limits_;
   mutable std::mutex mutex_;  // not held while a plan is destroyed, which may take the GIL
-  std::unordered_map<std::string, bool> served_;
+  std::unordered_map<PlanKey, bool, PlanKeyHash> served_;
   Recent<std::shared_ptr<const Plan>> plans_;  // nullptr: such calls have a plan for each count
   Recent<std::shared_ptr<const PlacedPlan>> placed_;
   struct Pinned {

@@ -2,9 +2,7 @@
 // (cuda/cuda_engine.hpp), and is loaded at a group's first device tensor.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -20,7 +18,6 @@
 #include "base/exported.hpp"
 #include "cpu/algorithms/algorithm.hpp"
 #include "torch/options.hpp"
-#include "trace/trace.hpp"
 
 namespace fastcoll {
 
@@ -28,6 +25,8 @@ namespace fastcoll {
 struct DeviceSpan {
   std::uintptr_t address = 0;
   std::int64_t count = 0;
+
+  bool operator==(const DeviceSpan&) const = default;
 };
 
 /// Options of an all-reduce beyond torch's own arguments; equal on all ranks.
@@ -54,61 +53,33 @@ struct DeviceRequest {
   DeviceSpan in;
   DeviceSpan out;
   std::shared_ptr<const AllReduceOptions> options;  // nullptr: none
+
+  bool operator==(const DeviceRequest&) const = default;
 };
 
-/// A call, ready to be put on a stream.
-struct DeviceCall {
-  explicit DeviceCall(c10::Stream current) : callers(current) {}
-
-  const char* name = "";  // "all_reduce"
-  bool async = true;
-  bool timed = false;  // measure how long it takes on the device
-  Milliseconds timeout{};
-  /// Held until the call ends: extensions of the group's timeouts end with it.
-  std::shared_ptr<void> extension;
-  DType dtype = DType::UInt8;
-  /// The stream that was current when the call was made. It orders the memory of the call's
-  /// tensors.
-  c10::Stream callers;
-  /// The peer of a send or receive outside a batch, in a group that is not bound to a device; else
-  /// -1. Each pair of ranks has its own stream and communicator, so these calls wait for no others.
-  int pair = -1;
-  /// All ranks make this call, even a rank that has nothing to move.
-  bool everyone = true;
-  std::vector<DeviceRequest> requests;
-  trace::RecordId trace = 0;
-  /// All tensors whose memory the call touches on its stream.
-  std::vector<at::Tensor> used;
-  /// Called after the requests, with the stream current. Copies results to tensors that are not
-  /// dense.
-  std::function<void()> after;
-};
-
-/// How torch sees a launch: its type, the profiler's title and inputs, the value of its future.
-struct WorkDraft {
-  c10d::OpType type = c10d::OpType::UNKNOWN;
-  const char* title = nullptr;
-  std::optional<std::vector<at::Tensor>> profiled;
-  std::vector<at::Tensor> outputs;
-};
+class Call;
+using CallRef = std::shared_ptr<Call>;
 
 class DeviceEngine {
  public:
   virtual ~DeviceEngine() = default;
-  /// Makes the communicator of a device before its first call.
+  /// Binds the group to a device: makes its communicator before the first call, which then also
+  /// serves pairs of ranks.
   virtual void connect(c10::Device device) = 0;
-  /// Splits that communicator; all ranks call it. `child`: the engine of this rank's new group, or
-  /// nullptr if the rank joins none.
-  virtual void split(c10::Device device, int color, int key, DeviceEngine* child) = 0;
-  /// Appends the operations that `request` takes on this rank.
-  virtual void plan(const Request& request, std::vector<DeviceRequest>& into) const = 0;
-  /// Puts calls of one device on a stream, several as one operation. The first call's options apply
-  /// to all. Without `draft` there is no work.
-  virtual c10::intrusive_ptr<c10d::Work> launch(std::vector<DeviceCall> calls,
-                                                std::optional<WorkDraft> draft) = 0;
-  /// Returns a function that waits on the host for all that the device's current stream has so far.
-  virtual std::function<void()> reached(c10::Device device, Milliseconds timeout,
-                                        ErrorSite site) = 0;
+  /// The device that the group is bound to; nullopt: none.
+  virtual std::optional<c10::Device> bound() const = 0;
+  /// Splits the bound device's communicator; all ranks call it. `child`: the engine of this rank's
+  /// new group, or nullptr if the rank joins none.
+  virtual void split(int color, int key, DeviceEngine* child) = 0;
+  /// Puts calls of one device on a stream, several as one operation. The first call's terms apply
+  /// to all. Returns nullptr unless `work`.
+  virtual c10::intrusive_ptr<c10d::Work> launch(std::vector<CallRef> calls, bool work) = 0;
+  /// Returns what a barrier does before the ranks meet on their hosts: it waits on the host for all
+  /// that the current stream has so far, on the device that the barrier names, or else was used
+  /// last. The ranks meet whatever devices each has used, so the devices themselves do not meet.
+  /// nullptr: the group has used no device and is bound to none, so it waits for none, even if the
+  /// caller names one: torch names device 0 if there is no device.
+  virtual std::function<void()> behind(const Call& barrier, Milliseconds timeout) = 0;
   virtual void setTimeout(Milliseconds timeout) = 0;
   virtual void abort(ErrorKind kind, const std::string& cause) noexcept = 0;
   /// Waits for calls under way, at most `grace`, and aborts the rest. Idempotent. Throws, at its

@@ -45,4 +45,11 @@ class TimeoutExtensions {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+/// The terms of a call that its work keeps besides the tensors.
+struct WorkTerms {
+  std::chrono::milliseconds timeout{};
+  bool timed = false;                  // after torch's enableCollectivesTiming()
+  TimeoutExtensions::Claim extension;  // held until the call ends
+};
+
 }  // namespace fastcoll

@@ -14,13 +14,6 @@
 
 namespace fastcoll {
 
-/// The terms of a call that its work keeps besides the tensors.
-struct WorkTerms {
-  std::chrono::milliseconds timeout{};
-  bool timed = false;                  // after torch's enableCollectivesTiming()
-  TimeoutExtensions::Claim extension;  // held until the call ends
-};
-
 class WorkFastcoll : public c10d::Work {
  public:
   WorkFastcoll(int rank, c10d::OpType type, const char* title,

@@ -82,7 +82,7 @@ class PythonLibrary : public DeviceLibrary {
     const auto own = plannerOf(stream);
     if (own.plans == nullptr) return;
     for (const Indices& those : own.plans->forKernels(requests)) {
-      const std::string kind = own.plans->kindOf(requests, those);
+      const PlanKey kind = own.plans->kindOf(requests, those);
       if (own.plans->served(kind)) continue;
       const bool serves = inPython([&] {
         const c10::DeviceGuard onDevice(stream.device());
@@ -196,7 +196,7 @@ class PythonLibrary : public DeviceLibrary {
     if (capture == 0) plans->release();
     if (capture == 0 && plans->outdated.exchange(false)) plans->forget();
     for (const Indices& those : plans->forKernels(requests)) {
-      const std::string kind = plans->kindOf(requests, those);
+      const PlanKey kind = plans->kindOf(requests, those);
       if (plans->served(kind) == false) continue;
       auto placed = place(own, kind, requests, those, stream, capture);
       if (placed == nullptr) continue;
@@ -212,24 +212,18 @@ class PythonLibrary : public DeviceLibrary {
 
   /// The plan for these requests with their addresses, made if there is none. nullptr: NCCL serves
   /// all such requests.
-  std::shared_ptr<const PlacedPlan> place(const Planner& own, const std::string& kind,
+  std::shared_ptr<const PlacedPlan> place(const Planner& own, const PlanKey& kind,
                                           const std::vector<DeviceRequest>& requests,
                                           const Indices& those, const c10::Stream& stream,
                                           std::uint64_t capture) {
     Plans& plans = *own.plans;
     const std::int64_t count = requests[those[0]].in.count;
-    std::string key = kind, exact;
-    append(key, handleOf(stream));
-    append(key, capture);  // a graph shares no workspace with other graphs and calls outside it
+    const PlanKey key = plans.keyOf(kind, requests, those, handleOf(stream), capture);
+    PlanKey exact{kind.options, {}, key.stream, capture};
     for (const std::size_t i : those) {
-      const std::uintptr_t source = requests[i].in.address, out = requests[i].out.address;
-      key += static_cast<char>((source | out) % Plans::kAlignment);
-      key += static_cast<char>(source == out);
-      append(exact, source);
-      append(exact, out);
-      append(exact, static_cast<std::uintptr_t>(requests[i].in.count));
+      exact.requests.push_back(requests[i]);
+      exact.requests.back().options = nullptr;
     }
-    exact += key;
     auto plan = plans.find(key, count);
     if (plan == nullptr) {
       if (const auto known = plans.findPlaced(exact)) return known;
@@ -290,10 +284,6 @@ class PythonLibrary : public DeviceLibrary {
     if (given == nullptr) return py::tuple();
     return py::make_tuple(given->wire ? dtypeOf(*given->wire) : py::object(py::none()),
                           given->scale, given->algorithm, given->fuse);
-  }
-
-  static void append(std::string& key, std::uintptr_t value) {
-    key.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
 
   static std::uintptr_t handleOf(const c10::Stream& stream) {
