@@ -72,7 +72,10 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
                                 c10::DeviceType::CUDA,
                                 [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
   });
-  beginTrace();
+  trace_.emplace(*this, name_, options_, engine_->config().settings, [this] {
+    const auto device = device_->made();
+    return engine_->faulted() || (device != nullptr && device->faulted());
+  });
   init();
 }
 
@@ -83,7 +86,7 @@ ProcessGroupFastcoll::~ProcessGroupFastcoll() {
 void ProcessGroupFastcoll::release_resources() {
   if (engine_ == nullptr) return;  // the destructor comes second
   beforeWait();
-  endTrace();
+  trace_.reset();
   device_.reset();
   engine_->shutdown();
   // Memory, threads and sockets must not wait for the last weak reference.

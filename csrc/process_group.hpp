@@ -5,7 +5,7 @@
 // process_group_device.cpp  launching on a device with streams
 // calls/doors.hpp           the checks of calls
 // calls/launching.cpp       their launch on the CPU; messages: calls/point_to_point.cpp
-// calls/traced.cpp          their records in the trace
+// calls/group_trace.hpp     their records in the trace
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -20,7 +20,7 @@
 
 #include "calls/batch.hpp"
 #include "calls/doors.hpp"
-#include "calls/message_numbers.hpp"
+#include "calls/group_trace.hpp"
 #include "cpu/abort_hooks.hpp"
 #include "cpu/cpu_engine.hpp"
 #include "torch/error.hpp"
@@ -201,18 +201,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void repeat(const Plan& plan);
 
  private:
-  // calls/traced.cpp
-  void beginTrace();
-  void endTrace();
-  std::uint32_t traceGroup();
-  static void pollGroups();
-  /// Fills in the call's record for the trace. A device's collective is numbered among those.
-  void describe(Call& call);
-  trace::RecordId recordMessage(trace::Record& draft);
-  trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
-
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
   // calls/launching.cpp
+  void describe(Call& call) { trace_->describe(call, timeoutOr(call.timeout)); }
   WorkRef start(const CallRef& call);
   WorkRef startCollective(const CallRef& call);
   WorkRef runNow(const Calls& calls);
@@ -268,15 +259,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::atomic<std::uint64_t> messages_{0};
   std::optional<Doors> doors_;
 
-  std::mutex traceMutex_;
-  std::atomic<std::uint32_t> traceGroup_{0};  // 0: no call yet
-  std::atomic<std::uint64_t> deviceCalls_{0};
-  std::atomic<std::uint64_t> monitored_{0};
-  const std::shared_ptr<MessageNumbers> messageNumbers_ = std::make_shared<MessageNumbers>();
-
+  std::optional<GroupTrace> trace_;
   Batch batch_;
   std::optional<GroupDevice> device_;
-  std::atomic<bool> refused_{false};  // a device call was refused: the group had failed
   std::atomic<bool> timed_{false};
 
   std::mutex splitMutex_;

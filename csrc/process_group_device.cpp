@@ -32,14 +32,14 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(const CallRef& call) {
   DeviceEngine& engine = device_->engine(device.type());
   const auto traced = [&] {
     describe(*call);
-    return call->isMessage() ? recordMessage(call->draft)
+    return call->isMessage() ? trace_->message(call->draft)
                              : trace::record(call->draft, call->draft.seq);
   };
   try {
     engine.throwIfUnusable(name);
   } catch (const Error& error) {
     // Trace the first refused call: it distinguishes a late rank from an absent one.
-    if (!refused_.exchange(true)) trace::fail(traced(), error.what());
+    if (trace_->isFirstRefusal()) trace::fail(traced(), error.what());
     throw;
   }
   call->callers = c10::impl::VirtualGuardImpl(device.type()).getStream(device);

@@ -14,7 +14,7 @@ CallRef Doors::barrier(const c10d::BarrierOptions& opts) const {
 
 void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   translated([&] {
-    const trace::RecordId record = tracedMonitoredBarrier(timeoutOr(opts.timeout));
+    const trace::RecordId record = trace_->monitoredBarrier(timeoutOr(opts.timeout));
     try {
       engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks);
     } catch (...) {

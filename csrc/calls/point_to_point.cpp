@@ -129,8 +129,8 @@ auto ProcessGroupFastcoll::numbered(MessageCall& call, const WorkTerms& terms, B
   call.seq = ++messages_;
   call.timeout = terms.timeout;
   call.deadline = deadlineAfter(Clock::now(), call.timeout);
-  call.trace = recordMessage(call.draft);
-  if (call.peer == kAnySource && call.trace != 0) call.numbers = messageNumbers_;
+  call.trace = trace_->message(call.draft);
+  if (call.peer == kAnySource && call.trace != 0) call.numbers = trace_->messageNumbers();
   try {
     return body();
   } catch (...) {

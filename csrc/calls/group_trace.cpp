@@ -1,23 +1,21 @@
-// Records the groups and calls of ProcessGroupFastcoll in the trace. Each call has the name, sizes
-// and dtypes that torch's analyser expects of a correct one (base/collectives.def).
+#include "calls/group_trace.hpp"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "base/weak_registry.hpp"
 #include "calls/message.hpp"
-#include "process_group.hpp"
 
 namespace fastcoll {
 namespace {
 
-// Groups that the trace's thread polls. Raw pointers, because that thread must never drop the last
-// reference to a group.
+// Groups that the trace's thread polls.
 struct Watched {
   std::mutex mutex;
-  std::vector<ProcessGroupFastcoll*> groups;
+  std::vector<GroupTrace*> groups;
 };
 
 Watched& watched() {
@@ -46,70 +44,74 @@ void add(trace::Shapes& shapes, bool output, TracedAs how, at::TensorList tensor
 
 // --- groups --------------------------------------------------------------------------------------
 
-void ProcessGroupFastcoll::beginTrace() {
-  trace::begin(engine_->config().settings, FASTCOLL_VERSION);
+GroupTrace::GroupTrace(const c10d::Backend& group, std::string name,
+                       c10::intrusive_ptr<Options> options, const Settings& settings,
+                       std::function<bool()> faulted)
+    : group_(group),
+      name_(std::move(name)),
+      options_(std::move(options)),
+      faulted_(std::move(faulted)) {
+  trace::begin(settings, FASTCOLL_VERSION);
   const auto& ranks = options_->global_ranks_in_group;
-  const std::size_t mine = rank_;
-  trace::setRank(mine < ranks.size() ? static_cast<int>(ranks[mine]) : rank_);
+  const std::size_t mine = group.getRank();
+  trace::setRank(static_cast<int>(mine < ranks.size() ? ranks[mine] : mine));
   if (!trace::isWatching()) return;
   auto& all = watched();
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.groups.push_back(this);
   }
-  trace::setPoll(&pollGroups);
+  trace::setPoll(&poll);
 }
 
-void ProcessGroupFastcoll::endTrace() {
+GroupTrace::~GroupTrace() {
   auto& all = watched();
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.groups.erase(std::remove(all.groups.begin(), all.groups.end(), this), all.groups.end());
   }
-  trace::endGroup(traceGroup_);
+  trace::endGroup(number_);
 }
 
-void ProcessGroupFastcoll::pollGroups() {
+void GroupTrace::poll() {
   std::vector<std::uint32_t> failed;
   {
     auto& all = watched();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    for (ProcessGroupFastcoll* group : all.groups) {
-      const auto device = group->device_->made();
-      if (group->engine_->faulted() || (device != nullptr && device->faulted())) {
-        failed.push_back(group->traceGroup());
-      }
+    for (GroupTrace* group : all.groups) {
+      if (group->faulted_()) failed.push_back(group->number());
     }
   }
   for (const auto group : failed) trace::groupFailed(group);  // writes a file, hence no lock
 }
 
 /// Adds the group at its first call: torch sets the description after the constructor.
-std::uint32_t ProcessGroupFastcoll::traceGroup() {
-  if (const auto known = traceGroup_.load(std::memory_order_acquire); known != 0) return known;
+std::uint32_t GroupTrace::number() {
+  if (const auto known = number_.load(std::memory_order_acquire); known != 0) return known;
   if (!trace::isOn()) return 0;
-  const std::lock_guard<std::mutex> lock(traceMutex_);
-  if (traceGroup_ != 0) return traceGroup_;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (number_ != 0) return number_;
   trace::Group group;
   group.name = name_;
-  group.description = pg_desc_.empty() ? "undefined" : pg_desc_;
-  group.rank = rank_;
+  group.description = group_.getGroupDesc().empty() ? "undefined" : group_.getGroupDesc();
+  group.rank = group_.getRank();
   for (const auto rank : options_->global_ranks_in_group) {
     group.ranks.push_back(static_cast<int>(rank));
   }
-  if (group.ranks.size() != static_cast<std::size_t>(size_)) {
-    group.ranks.clear();
-    for (int rank = 0; rank < size_; ++rank) group.ranks.push_back(rank);
+  const std::size_t size = group_.getSize();
+  if (group.ranks.size() != size) {
+    group.ranks.resize(size);
+    std::iota(group.ranks.begin(), group.ranks.end(), 0);
   }
-  traceGroup_.store(trace::addGroup(std::move(group)), std::memory_order_release);
-  return traceGroup_;
+  number_.store(trace::addGroup(std::move(group)), std::memory_order_release);
+  return number_;
 }
 
 // --- calls ---------------------------------------------------------------------------------------
 
-void ProcessGroupFastcoll::describe(Call& call) {
+void GroupTrace::describe(Call& call, std::chrono::milliseconds timeout) {
   trace::Record& draft = call.draft;
-  draft.group = traceGroup();
+  draft.group = number();
   if (draft.group == 0) return;
   draft.device = call.onDevice();
   const Request& request = call.parts.empty() ? call.request : call.parts[0];
@@ -127,15 +129,14 @@ void ProcessGroupFastcoll::describe(Call& call) {
   draft.lane = draft.device ? trace::Lane::Device : trace::Lane::Collective;
   draft.op = request.op;
   draft.root = request.root;
-  draft.timeoutMillis = timeoutOr(call.timeout).count();
+  draft.timeoutMillis = timeout.count();
   if (draft.device) draft.seq = ++deviceCalls_;
-  add(draft.shapes, false, type.inputs, call.inputs, call.outputs, size_);
-  add(draft.shapes, true, type.outputs, call.outputs, call.inputs, size_);
+  add(draft.shapes, false, type.inputs, call.inputs, call.outputs, call.site.size);
+  add(draft.shapes, true, type.outputs, call.outputs, call.inputs, call.site.size);
   trace::describe(draft);
 }
 
-/// Numbers a described message and records it.
-trace::RecordId ProcessGroupFastcoll::recordMessage(trace::Record& draft) {
+trace::RecordId GroupTrace::message(trace::Record& draft) {
   if (draft.group == 0) return 0;
   draft.timeoutMillis = options_->timeout.count();
   if (draft.peer >= 0) {
@@ -146,9 +147,9 @@ trace::RecordId ProcessGroupFastcoll::recordMessage(trace::Record& draft) {
   return trace::record(draft, draft.seq);
 }
 
-trace::RecordId ProcessGroupFastcoll::tracedMonitoredBarrier(std::chrono::milliseconds timeout) {
+trace::RecordId GroupTrace::monitoredBarrier(std::chrono::milliseconds timeout) {
   trace::Record record;
-  record.group = traceGroup();
+  record.group = number();
   if (record.group == 0) return 0;
   record.lane = trace::Lane::MonitoredBarrier;
   record.name = "barrier";
