@@ -18,7 +18,7 @@ import torch
 
 from fastcoll.bench.kernel_cases import Case, total, verified
 from fastcoll.buckets import BucketLayout
-from fastcoll.cuda.symmetric import REGION_SIZES, RegionSizes
+from fastcoll.cuda.mapping_decision import REGION_SIZES, RegionSizes
 from fastcoll.kernels import ring
 from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.peers import PeerBuffers, PeerLayout

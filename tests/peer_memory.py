@@ -130,7 +130,7 @@ def prepare() -> None:
     import quick_interpreter
 
     quick_interpreter.install()
-    from fastcoll.cuda import symmetric
+    from fastcoll.cuda import mapping_decision, symmetric
     from fastcoll.cuda.mapping import MAPPERS
     from fastcoll.cuda.thresholds import Thresholds
 
@@ -138,7 +138,7 @@ def prepare() -> None:
     limits = Thresholds(one_shot_bytes=64 << 10, two_shot_bytes=2 << 20)
     os.environ["FASTCOLL_TUNING"] = table_of("recording", dataclasses.asdict(limits))
     # Regions of about a megabyte, and stages so small that most messages take several pieces.
-    symmetric.REGION_SIZES = symmetric.RegionSizes(1 << 20, 3, 2048, 4, 1024)
+    mapping_decision.REGION_SIZES = mapping_decision.RegionSizes(1 << 20, 3, 2048, 4, 1024)
     symmetric._TEST_WAIT = 60.0  # interpreters on busy cores
     kernel_accesses.install(DEVICE)
     _share_knowledge()

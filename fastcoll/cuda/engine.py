@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
 from fastcoll._load_cuda import CUDA
-from fastcoll.cuda import nccl_library, symmetric
+from fastcoll.cuda import mapping_decision, nccl_library
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.errors import ABORTED, Member
 from fastcoll.cuda.mapping import MAPPERS
@@ -32,7 +32,7 @@ from fastcoll.cuda.nccl_config import NcclConfig
 from fastcoll.cuda.nccl_init import create_communicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
-from fastcoll.cuda.symmetric import MappingRequest, open_region
+from fastcoll.cuda.symmetric import open_region
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
 __all__ = ["CudaEngine", "engine_of", "engines"]
@@ -157,7 +157,8 @@ class CudaEngine:
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
         thresholds = self._thresholds_on(device_name(where))
-        request = MappingRequest(self._algorithm, thresholds, symmetric.REGION_SIZES, self._order)
+        sizes = mapping_decision.REGION_SIZES
+        request = mapping_decision.MappingRequest(self._algorithm, thresholds, sizes, self._order)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),
             self._member,

@@ -10,6 +10,7 @@ from odd_stores import Between
 from fastcoll.cuda import symmetric
 from fastcoll.cuda.consensus import Consensus
 from fastcoll.cuda.errors import Member
+from fastcoll.cuda.mapping_decision import REGION_SIZES, MappingRequest
 from fastcoll.cuda.thresholds import Thresholds
 
 
@@ -67,7 +68,7 @@ class Counting(Between):
 
 def test_ranks_read_no_more_in_a_larger_group():
     """Where NCCL serves alone: rank 0 reads all records, and the others what it decides."""
-    request = symmetric.MappingRequest("auto", Thresholds(), symmetric.REGION_SIZES)
+    request = MappingRequest("auto", Thresholds(), REGION_SIZES)
     nowhere = torch.device("meta")
 
     def most_read(size):

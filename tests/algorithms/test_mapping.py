@@ -24,6 +24,7 @@ from fastcoll.cuda import deadline, mapping, symmetric
 from fastcoll.cuda.consensus import Consensus
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
+from fastcoll.cuda.mapping_decision import MappingRequest, RegionSizes, record_of
 from fastcoll.cuda.thresholds import Thresholds
 
 
@@ -241,13 +242,11 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
     mapper.mapping = threading.Event()
     monkeypatch.setitem(MAPPERS, "cpu", mapper)
     store, device = dist.HashStore(), torch.device("cpu")
-    request = symmetric.MappingRequest(
-        "one_shot", Thresholds(), symmetric.RegionSizes(1 << 20, 3, 2048, 4, 1024)
-    )
+    request = MappingRequest("one_shot", Thresholds(), RegionSizes(1 << 20, 3, 2048, 4, 1024))
 
     def peer():
         consensus = Consensus(store, Member("g", 1, 2), 30, lambda: False)
-        record = symmetric._record(mapper, device, request, 3)
+        record = record_of(mapper, device, request, 3)
         consensus.decided("record", json.dumps({**record, "pid": process.pid}), str)
         consensus.gather("kernels", "")
         consensus.gather("allocated", "")

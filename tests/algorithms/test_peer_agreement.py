@@ -20,7 +20,7 @@ from peer_memory import DEVICE, table_of
 import fastcoll
 from fastcoll import info, tuning
 from fastcoll.cuda import engine, self_test, symmetric
-from fastcoll.cuda.symmetric import reason_against
+from fastcoll.cuda.mapping_decision import reason_against
 from fastcoll.cuda.thresholds import Thresholds
 
 SET_UP = "the set-up of the kernels has not ended after"

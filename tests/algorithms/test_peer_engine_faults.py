@@ -65,10 +65,10 @@ def test_a_peer_that_ends_is_named_long_before_the_timeout():
         stack.callback(child.wait)
         stack.callback(child.kill)
         if dist.get_rank() == 1:
-            record = symmetric._record
+            record = symmetric.record_of
             stack.enter_context(
                 mock.patch.object(
-                    symmetric, "_record", lambda *given: {**record(*given), "pid": child.pid}
+                    symmetric, "record_of", lambda *given: {**record(*given), "pid": child.pid}
                 )
             )
         dist.all_reduce(x, group=group)

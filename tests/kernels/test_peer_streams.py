@@ -90,7 +90,7 @@ def test_rounds_of_any_calls_with_pauses_keep_every_bit(compiled: Worlds) -> Non
 
 
 def soaked(seconds: float, ranks: int) -> int:
-    from fastcoll.cuda.symmetric import REGION_SIZES
+    from fastcoll.cuda.mapping_decision import REGION_SIZES
     from fastcoll.kernels.peers import PeerLayout
 
     choose = random.Random(2)
