@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fastcoll import env
 from fastcoll._requirements import CUPY, nccl_packages
+from fastcoll.cuda.shared_gpu import let_ranks_share_gpus
 
 if TYPE_CHECKING:
     from fastcoll._load_cuda import CUDA
@@ -218,6 +220,8 @@ def load() -> NcclLibrary:
         UnusableNccl: An ImportError: CuPy or NCCL is missing or does not load, or this process has two copies of
             NCCL.
     """
+    if env.read()["FASTCOLL_SHARE_GPU"]:
+        let_ranks_share_gpus()
     cupy = _import_cupy()
     copies = mapped()
     if not copies:

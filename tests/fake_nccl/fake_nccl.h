@@ -68,6 +68,7 @@ typedef struct {
 typedef struct {
   alignas(64) _Atomic uint64_t step;  // barriers that the rank has reached
   _Atomic int present;
+  char host[64];  // NCCL_HOSTID
   Signature signature;
   alignas(64) unsigned char data[CHUNK];
 } Line;

@@ -97,6 +97,19 @@ static bool given_up(const Comm* comm) {
   return atomic_load(&comm->aborted) || (comm->parent && atomic_load(&comm->parent->aborted));
 }
 
+/// With FAKE_NCCL_ONE_GPU all ranks are on one GPU, and NCCL refuses two of a host.
+static Status own_gpu(const Comm* comm) {
+  if (getenv("FAKE_NCCL_ONE_GPU") == NULL) return OK;
+  const Line* lines = comm->shared->lines;
+  for (int rank = 0; rank < comm->size; ++rank) {
+    if (rank == comm->rank || strcmp(lines[rank].host, lines[comm->rank].host) != 0) continue;
+    return error(INVALID_USAGE,
+                 "Duplicate GPU detected : rank %d and rank %d both on CUDA device 0", comm->rank,
+                 rank);
+  }
+  return OK;
+}
+
 /// Maps the memory that the id names and waits for all ranks.
 Status join(Comm* comm, const UniqueId* id) {
   if (id->internal[0] != '/' || !memchr(id->internal, 0, ID_BYTES)) {
@@ -118,6 +131,9 @@ Status join(Comm* comm, const UniqueId* id) {
                         error(INVALID_ARGUMENT, "rank %d says %d ranks, another one %d", comm->rank,
                               comm->size, size));
   }
+  const char* host = getenv("NCCL_HOSTID");
+  snprintf(comm->shared->lines[comm->rank].host, sizeof(comm->shared->lines[0].host), "%s",
+           host != NULL ? host : "");
   if (atomic_exchange(&comm->shared->lines[comm->rank].present, 1)) {
     return fail_to_join(comm, id,
                         error(INVALID_USAGE, "two ranks say that they are rank %d", comm->rank));
@@ -131,7 +147,7 @@ Status join(Comm* comm, const UniqueId* id) {
     }
     rest(turn);
   }
-  return OK;
+  return own_gpu(comm);
 }
 
 void leave(Comm* comm) {

@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from gpu_ranks import own_host
+from gpu_ranks import first_gpu
 from world import worlds_fixture
 
 _ENVIRON = {
     "FASTCOLL_TEST_DEVICE": "cuda:0",
     "FASTCOLL_ERROR_HANDLING": "raise",
     "GLOO_SOCKET_IFNAME": "lo",
+    "FASTCOLL_SHARE_GPU": "1",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
-    "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MAX_CTAS": "2",
 }
 
 
@@ -26,12 +24,12 @@ def gpu() -> None:
 
 
 # Ranks that share a GPU and reach each other by NCCL over sockets.
-gpu_world = worlds_fixture("gpu", prepare=own_host, environ=_ENVIRON)
+gpu_world = worlds_fixture("gpu", prepare=first_gpu, environ=_ENVIRON)
 
 # They also map memory of each other.
 gpu_peer_world = worlds_fixture(
     "gpu",
-    prepare=own_host,
+    prepare=first_gpu,
     environ={
         **_ENVIRON,
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
