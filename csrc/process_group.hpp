@@ -188,7 +188,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef run(Check&& check) {
     return guarded([&] { return runNow(check(*doors_)); });
   }
-  /// Checks the call and keeps it for repetition; returns nullptr if it is of device tensors.
+  /// Checks the call and keeps it for repetition; returns nullptr for a message of a device tensor.
   template <typename Check>
   std::shared_ptr<Plan> plan(Check&& check) {
     return guarded([&] { return planOf(check(*doors_)); });

@@ -30,23 +30,19 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(const CallRef& call) {
   const c10::Device device = *call->device();
   const char* const name = collectiveName(call->request.collective);
   DeviceEngine& engine = device_->engine(device.type());
-  const auto traced = [&] {
-    describe(*call);
-    return call->isMessage() ? trace_->message(call->draft)
-                             : trace::record(call->draft, call->draft.seq);
-  };
   try {
     engine.throwIfUnusable(name);
   } catch (const Error& error) {
     // Trace the first refused call: it distinguishes a late rank from an absent one.
-    if (trace_->isFirstRefusal()) trace::fail(traced(), error.what());
+    if (trace_->isFirstRefusal()) trace::fail(trace_->onDevice(call->draft), error.what());
     throw;
   }
   call->callers = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   call->terms = termsOf(call->timeout);
   call->batched = batch_.collects();
-  call->prepare();         // on the caller's stream
-  call->trace = traced();  // numbered last: from here on, other ranks see every failure
+  call->prepare();  // on the caller's stream
+  // Numbered last: from here on, other ranks see every failure.
+  call->trace = trace_->onDevice(call->draft);
   if (call->batched) {
     batch_.add(call);
     return nullptr;

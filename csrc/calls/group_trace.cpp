@@ -130,10 +130,16 @@ void GroupTrace::describe(Call& call, std::chrono::milliseconds timeout) {
   draft.op = request.op;
   draft.root = request.root;
   draft.timeoutMillis = timeout.count();
-  if (draft.device) draft.seq = ++deviceCalls_;
   add(draft.shapes, false, type.inputs, call.inputs, call.outputs, call.site.size);
   add(draft.shapes, true, type.outputs, call.outputs, call.inputs, call.site.size);
   trace::describe(draft);
+}
+
+trace::RecordId GroupTrace::onDevice(trace::Record& draft) {
+  if (draft.lane == trace::Lane::Message) return message(draft);
+  if (draft.group == 0) return 0;
+  draft.seq = ++deviceCalls_;
+  return trace::record(draft, draft.seq);
 }
 
 trace::RecordId GroupTrace::message(trace::Record& draft) {

@@ -24,10 +24,12 @@ class GroupTrace {
              const Settings& settings, std::function<bool()> faulted);
   ~GroupTrace();
 
-  /// Fills in a call's record. A device's collective is numbered among those.
+  /// Fills in a call's record.
   void describe(Call& call, std::chrono::milliseconds timeout);
   /// Numbers a described message and records it.
   trace::RecordId message(trace::Record& draft);
+  /// The same for any described call on a device.
+  trace::RecordId onDevice(trace::Record& draft);
   trace::RecordId monitoredBarrier(std::chrono::milliseconds timeout);
   /// Whether no device call was refused before, by a group that has failed.
   bool isFirstRefusal() { return !refused_.exchange(true); }

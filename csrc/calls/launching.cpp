@@ -14,11 +14,11 @@ namespace fastcoll {
 
 WorkRef ProcessGroupFastcoll::start(const CallRef& call) {
   WorkRef work;
+  if (call->request.collective == Collective::Barrier) call->before = behindDevice(*call);
+  describe(*call);
   if (call->onDevice()) {
     work = launchOnDevice(call);
   } else {
-    if (call->request.collective == Collective::Barrier) call->before = behindDevice(*call);
-    describe(*call);
     work = call->isMessage() ? startMessage(std::static_pointer_cast<MessageCall>(call))
                              : startCollective(call);
   }
@@ -93,7 +93,7 @@ Plan::Plan(Calls of) : calls(std::move(of)) {
 std::shared_ptr<Plan> ProcessGroupFastcoll::planOf(const Calls& calls) {
   for (const CallRef& call : {calls.call, calls.receive}) {
     if (call == nullptr) continue;
-    if (call->onDevice()) return nullptr;
+    if (call->onDevice() && call->isMessage()) return nullptr;
     describe(*call);
   }
   return std::make_shared<Plan>(calls);
@@ -110,6 +110,7 @@ bool ProcessGroupFastcoll::canRepeat(const Plan& plan) const {
                        "the plan anew."));
   }
   if (at::hasCallbacks()) return false;  // the profiler needs a work
+  if (call.onDevice()) return !collects() && !options_->blockingWait && !listsWorks();
   if (call.isMessage()) {
     if (collects()) return false;
     for (const CallRef* message : {&plan.calls.call, &plan.calls.receive}) {
@@ -126,10 +127,14 @@ void ProcessGroupFastcoll::repeat(const Plan& plan) {
   translated([&] {
     const CallRef& call = plan.calls.call;
     if (call->isMessage()) return repeatMessages(plan);
+    call->draft.timeoutMillis = timeoutOr(call->timeout).count();
+    if (call->draft.group != 0) trace::describe(call->draft);
+    if (call->onDevice()) {
+      launchOnDevice(call);  // makes no work, see canRepeat()
+      return;
+    }
     const WorkTerms terms = termsOf(call->timeout);
     call->request.timeout = terms.timeout;
-    call->draft.timeoutMillis = terms.timeout.count();
-    if (call->draft.group != 0) trace::describe(call->draft);
     engine_->runInline(call);
   });
 }

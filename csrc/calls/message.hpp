@@ -31,7 +31,7 @@ class MessageCall final : public Call, public PointToPointOp {
   void tellTrace(const std::exception_ptr& fault) noexcept;
 };
 
-/// Calls of CPU tensors that were checked once and can be repeated.
+/// Calls that were checked once and can be repeated.
 struct Plan {
   explicit Plan(Calls of);
 

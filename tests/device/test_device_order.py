@@ -8,7 +8,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
-from device_ranks import in_order
+from device_ranks import called, in_order
 from on_ranks import on_ranks
 from own_threads import thread_names
 from suite_rules import until
@@ -192,6 +192,31 @@ def test_plans_of_messages_of_a_device(sends):
         sent.fill_(2.0 * turn + me)
         plan()
         assert received.cpu().tolist() == [2.0 * turn + 1 - me] * 3
+
+
+def test_a_plan_runs_on_the_stream_that_is_current():
+    """It copies a tensor that is not dense each time, and refuses one that has left its memory."""
+    comm, other = fastcoll.communicator(), torch.Stream(device=DEVICE)
+    whole = torch.zeros(4, 2, device=DEVICE)
+    plan = comm.all_reduce_plan(whole[:, 0])
+    before = called("allReduce")
+    for turn in range(3):
+        whole.fill_(turn)
+        plan()
+        assert whole.cpu().tolist() == [[turn * comm.size, turn]] * 4
+    whole.fill_(2.0)
+    other.wait_stream(torch.accelerator.current_stream())
+    with other:
+        plan()
+    torch.accelerator.current_stream().wait_stream(other)
+    assert whole[:, 0].cpu().tolist() == [2.0 * comm.size] * 4
+    assert called("allReduce") == before + 4
+    moved = torch.ones(3, device=DEVICE)
+    plan = comm.all_reduce_plan(moved)
+    plan()
+    moved.set_(torch.ones(3, device=DEVICE))
+    with pytest.raises(ValueError, match="has left its memory"):
+        plan()
 
 
 def test_times():
