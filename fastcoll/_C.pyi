@@ -130,12 +130,13 @@ _Parts: TypeAlias = Any
 class CommunicatorPlan:
     """A call prepared for repetition; made by the ``*_plan`` methods of ``Communicator``.
 
-    ``plan()`` makes the call on the tensors that the plan was made with. On CPU tensors it blocks, and they are checked
-    once. Plans of CUDA tensors make the whole call each time. The models are the persistent collectives of MPI 4.0
-    (chapter 6.13) and its persistent messages (chapter 3.9). Only one thread at a time may run a plan.
+    ``plan()`` makes the call on the tensors that the plan was made with, which are checked once. On CPU tensors it
+    blocks. A plan of a message of CUDA tensors makes the whole call each time. The models are the persistent
+    collectives of MPI 4.0 (chapter 6.13) and its persistent messages (chapter 3.9). Only one thread at a time may run
+    a plan.
 
     Raises:
-        ValueError: Another thread runs the plan; or a tensor of the CPU has left its memory.
+        ValueError: Another thread runs the plan; or a tensor has left its memory.
         torch.distributed.DistBackendError: As in the call without a plan.
     """
 
