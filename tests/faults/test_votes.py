@@ -50,7 +50,7 @@ def begins(rank: Rank, has_memory: bool, publishes: bool):
     if fault is None:
         assert torch.all(tensor == 3.0), "a wrong result was returned as success"
     rank.tell((fault, transport()))
-    return rank.leave()
+    rank.finish()
 
 
 def encoded(*texts: bytes) -> bytes:
@@ -85,7 +85,6 @@ def forged(jobs):
             elif rank == first:
                 answers[rank] = job.hear(rank)
         answers |= job.hear_all(but=answers)
-        assert job.hear_all() == {0: [], 1: []}
         return answers[0], answers[1]
 
     return play
