@@ -387,9 +387,3 @@ def test_groups_inside_and_across():
         dist.all_reduce(tensor, group=group)
         assert tensor.item() == sum(dist.get_process_group_ranks(group))
     assert (backend_of(across).transport(), backend_of(inside).transport()) == ("shm+gloo", "shm")
-
-
-@on_ranks(2, fresh=True)
-def test_default_group_of_one_host_is_not_spanning():
-    dist.barrier()
-    assert backend_of().transport() == "shm"

@@ -47,28 +47,24 @@ def of_the_table(dtype):
     run_all(dataclasses.replace(case, dtype=dtype) for case in TABLE)
 
 
-def scattered(dtype):
-    """One message of many tensors, so that pieces begin and end anywhere."""
-    counts = [COUNT // 3, 1, 63, 0, 4097, COUNT // 2]
+def coalesced(counts, dtype, wire=None):
     ranks = range(here().size)
     inputs = [[sample(rank + 7 * i, (n,), dtype) for i, n in enumerate(counts)] for rank in ranks]
     tensors = [tensor.clone() for tensor in inputs[here().rank]]
-    fastcoll.all_reduce_coalesced(tensors)
+    fastcoll.all_reduce_coalesced(tensors, wire_dtype=wire)
     for i, tensor in enumerate(tensors):
-        assert_reduced(tensor, [inputs[rank][i] for rank in ranks], "SUM")
+        given = [inputs[rank][i].to(wire or dtype) for rank in ranks]
+        assert_reduced(tensor.to(wire or dtype), given, "SUM")
+
+
+def scattered(dtype):
+    """One message of many tensors, so that pieces begin and end anywhere."""
+    coalesced([COUNT // 3, 1, 63, 0, 4097, COUNT // 2], dtype)
 
 
 def narrowed(dtype):
     """float32 that travels in 16 bits: the ring is written by the cast."""
-    counts = [COUNT // 2, 5, COUNT]
-    ranks = range(here().size)
-    inputs = [
-        [sample(rank + 7 * i, (n,), torch.float32) for i, n in enumerate(counts)] for rank in ranks
-    ]
-    tensors = [tensor.clone() for tensor in inputs[here().rank]]
-    fastcoll.all_reduce_coalesced(tensors, wire_dtype=dtype)
-    for i, tensor in enumerate(tensors):
-        assert_reduced(tensor.to(dtype), [inputs[rank][i].to(dtype) for rank in ranks], "SUM")
+    coalesced([COUNT // 2, 5, COUNT], torch.float32, dtype)
 
 
 CALLS = [from_private_memory, of_the_table, scattered, narrowed]
