@@ -20,7 +20,7 @@ import torch.distributed as dist
 from device_ranks import fault_of, has_failed
 from on_ranks import on_ranks
 from peer_memory import DEVICE
-from suite_rules import bound, until
+from suite_rules import bound, full, until
 
 from fastcoll.cuda import symmetric
 
@@ -30,9 +30,7 @@ def error_of_next_call(group):
     return text
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["one_shot", pytest.param("two_shot", marks=pytest.mark.full), "ring"]
-)
+@pytest.mark.parametrize("algorithm", ["one_shot", full("two_shot"), "ring"])
 @on_ranks(3, world="peer_world")
 def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     """The limit of its waits is reached before the group's timeout."""

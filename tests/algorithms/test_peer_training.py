@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 from peer_memory import DEVICE
+from suite_rules import full
 from training import loss_of, network
 from ways import hooked
 
@@ -43,13 +44,10 @@ def trained(device, wire, options):
     [
         (3, None, "auto", {}),
         (2, torch.bfloat16, "auto", {}),
-        pytest.param(
-            *(2, torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}),
-            marks=pytest.mark.full,
-        ),
+        full(2, torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}),
         (2, torch.bfloat16, "nccl", {"gradient_as_bucket_view": True}),
-        pytest.param(2, torch.float16, "nccl", {}, marks=pytest.mark.full),
-        pytest.param(2, torch.float16, "two_shot", {}, marks=pytest.mark.full),
+        full(2, torch.float16, "nccl", {}),
+        full(2, torch.float16, "two_shot", {}),
     ],
 )
 @on_ranks(world="peer_world", fresh=True)

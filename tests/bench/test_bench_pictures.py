@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from suite_rules import full
 
 pytest.importorskip("matplotlib")
 
@@ -12,7 +13,7 @@ import pictures
 from svg import carried_digest, digest
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
+@pytest.mark.parametrize("theme", ["light", full("dark")])
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_carries_the_digest_of_its_records(tmp_path: Path, name: str, theme: str) -> None:
     path = tmp_path / f"{name}_{theme}.svg"

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo, name_of, reduce_scatter_single
+from suite_rules import full
 from torch import Tensor
 
 import fastcoll
@@ -205,9 +206,7 @@ SHORT = ["00", "01", "000", "012", "0000", "0101", "0000000", "0120011", "000000
 FULL = ["001", "0012", "00000", "00112", "000000", "012012", "0001122", "01201201"]
 
 
-@pytest.mark.parametrize(
-    "hosts", [*SHORT, *(pytest.param(hosts, marks=pytest.mark.full) for hosts in FULL)]
-)
+@pytest.mark.parametrize("hosts", [*SHORT, *(full(hosts) for hosts in FULL)])
 def test_messages(world, hosts):
     world(len(hosts)).run(go_every_way, hosts, range(SMALL[len(hosts)]), 4, MIB)
 

@@ -16,7 +16,7 @@ from in_time import in_time
 from on_ranks import on_ranks
 from over_hosts import APART, apart
 from rank_calls import WRONG, all_reduce, all_reduce_with_plan
-from suite_rules import bound, until
+from suite_rules import bound, full, until
 
 import fastcoll
 import fastcoll.trace
@@ -177,11 +177,11 @@ def interrupted(rank: Rank, call):
         pytest.param(1, all_reduce_with_plan, marks=communicator),
         pytest.param(APART, all_reduce_with_plan, marks=[communicator, pytest.mark.full]),
         *[
-            pytest.param(hosts, call, marks=pytest.mark.full)
+            full(hosts, call)
             for hosts in (1, APART)
             for call in (call_wait_large, call_send, call_first)
         ],
-        *[pytest.param(APART, call, marks=pytest.mark.full) for call in (call_wait, call_recv)],
+        *[full(APART, call) for call in (call_wait, call_recv)],
     ],
 )
 def test_ctrl_c(jobs, call):

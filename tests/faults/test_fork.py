@@ -15,7 +15,7 @@ from fault_list import plays
 from fault_rank import Rank, catch
 from on_ranks import on_ranks
 from rank_calls import works
-from suite_rules import bound
+from suite_rules import bound, full
 
 import fastcoll
 
@@ -60,7 +60,7 @@ def forks(rank: Rank, how: str):
     "how, said",
     [
         pytest.param("exits", "nothing: None", marks=[plays(20), pytest.mark.full]),
-        pytest.param("destroys", "destroy: None", marks=pytest.mark.full),
+        full("destroys", "destroy: None"),
         pytest.param("uses", None, marks=plays(20)),
     ],
 )

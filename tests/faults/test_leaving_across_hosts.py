@@ -9,7 +9,7 @@ import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_time import assert_raised
 from odd_stores import HidesLinks
-from suite_rules import bound
+from suite_rules import bound, full
 
 
 def aborts(rank: Rank):
@@ -85,14 +85,7 @@ def leaves_amid_calls(rank: Rank, count: int, rounds: int):
 
 
 @pytest.mark.parametrize("hosts, rounds", [("01", 8), ("012", 9), ("0011", 8)])
-@pytest.mark.parametrize(
-    "count",
-    [
-        30_000,
-        pytest.param(3, marks=pytest.mark.full),
-        pytest.param(3_000_000, marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("count", [30_000, full(3), full(3_000_000)])
 def test_a_rank_that_leaves_amid_calls(jobs, hosts, count, rounds):
     job = jobs(len(hosts), leaves_amid_calls, count, rounds, hosts=hosts)
     for rank, found in job.hear_all(timeout=bound(15)).items():

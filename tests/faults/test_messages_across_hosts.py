@@ -15,7 +15,7 @@ from in_time import assert_raised
 from machine import own_process_ids
 from odd_stores import HidesLinks
 from on_ranks import on_ranks
-from suite_rules import until
+from suite_rules import full, until
 
 SMALL, LARGE = 8, 3_000_000
 """Elements: in one record, and with a body that goes by itself."""
@@ -42,9 +42,7 @@ def two_talk(rank: Rank):
     rank.finish()
 
 
-@pytest.mark.parametrize(
-    "hosts", [*(pytest.param(h, marks=pytest.mark.full) for h in ("000", "011")), "001", "012"]
-)
+@pytest.mark.parametrize("hosts", [*(full(h) for h in ("000", "011")), "001", "012"])
 def test_two_ranks_talk_though_the_third_has_not_come(jobs, hosts):
     job = jobs(3, two_talk, hosts=hosts)
     assert [job.hear(0), job.hear(1)] == ["talked"] * 2

@@ -14,7 +14,7 @@ from in_call import tell_in_call
 from in_time import assert_raised, in_time
 from over_hosts import over_hosts
 from rank_calls import all_reduce, repeated, works
-from suite_rules import bound
+from suite_rules import bound, full
 
 # --- all ranks killed, then the same job again ---------------------------------------------------
 
@@ -50,7 +50,7 @@ def shared_memory(pid: int) -> set[str]:
 
 
 @plays(34)
-@pytest.mark.parametrize("apart", [pytest.param(0.0, marks=pytest.mark.full), 0.3])
+@pytest.mark.parametrize("apart", [full(0.0), 0.3])
 def test_all_killed_and_run_again_under_the_same_name(jobs, apart):
     """The store still holds what the dead ranks wrote. Nothing else may be left of them.
 

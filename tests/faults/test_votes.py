@@ -17,7 +17,7 @@ from in_time import assert_raised
 from machine import refuse_calls
 from odd_stores import HidesLinks
 from rank_calls import transport
-from suite_rules import bound
+from suite_rules import bound, full
 
 pytestmark = beyond_gloo("how fastcoll's ranks agree")
 
@@ -91,10 +91,7 @@ def forged(jobs):
 
 
 @plays(58)
-@pytest.mark.parametrize(
-    "environment",
-    [pytest.param({}, id="shm"), pytest.param(OVER_GLOO, id="gloo", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("environment", [pytest.param({}, id="shm"), full(OVER_GLOO, id="gloo")])
 @pytest.mark.parametrize("value", GARBAGE, ids=[repr(value[:8]) for value in GARBAGE])
 def test_what_is_no_vote(forged, value, environment):
     for fault, _ in forged("H/v/1", value, first=0, environment=environment):

@@ -10,19 +10,14 @@ import pytest
 import torch
 from on_ranks import on_ranks
 from peer_ranks import Case, assert_same, barrier, here
+from suite_rules import full
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.flatten import Flatten
 
 SIZES = (1, 40, 8201, 16, 0, 300, 7, 7777)
-CASES = [
-    ("sum", 1.0, 0),
-    ("avg", 0.5, 1),
-    ("avg", 2.0, 3),
-    ("avg", 1.0, 1),
-    ("sum", 1.0, 2),
-]
+CASES = [("sum", 1.0, 0), ("avg", 0.5, 1), ("avg", 2.0, 3), ("avg", 1.0, 1), ("sum", 1.0, 2)]
 """Operation, factor, and how far tensors begin behind an aligned address."""
 
 
@@ -52,7 +47,7 @@ PAIRS = [
     [
         (3, 3, *PAIRS[1]),
         (2, 1, *PAIRS[0]),  # more blocks of a channel than are fetched at once
-        *(pytest.param(2, 3, *pair, marks=pytest.mark.full) for pair in PAIRS[2:]),
+        *(full(2, 3, *pair) for pair in PAIRS[2:]),
     ],
 )
 @on_ranks(world="interpreted", init=False)

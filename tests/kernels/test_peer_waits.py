@@ -14,19 +14,12 @@ import pytest
 import torch
 from on_ranks import on_ranks
 from peer_ranks import barrier, fault_of, here, open_buffers
-from suite_rules import bound
+from suite_rules import bound, full
 
-SHOTS = [
-    ("one_shot", "all_reduce"),
-    ("two_shot", "all_reduce"),
-]
+SHOTS = [("one_shot", "all_reduce"), ("two_shot", "all_reduce")]
 # Both wait in kernels/_exchange.py.
-WAITING = [pytest.param(*SHOTS[0], marks=pytest.mark.full), SHOTS[1]]
-RINGS = [
-    ("ring", "all_reduce"),
-    pytest.param("ring", "reduce_scatter", marks=pytest.mark.full),
-    pytest.param("ring", "all_gather", marks=pytest.mark.full),
-]
+WAITING = [full(*SHOTS[0]), SHOTS[1]]
+RINGS = [("ring", "all_reduce"), full("ring", "reduce_scatter"), full("ring", "all_gather")]
 POLLS_PER_LOOK = 64  # as kernels/_signals.py has it
 SECONDS = 2.0  # the living ranks come in time on a busy machine too
 
@@ -112,9 +105,7 @@ def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
     barrier("ended")
 
 
-@pytest.mark.parametrize(
-    "algorithm, collective", [pytest.param(*SHOTS[1], marks=pytest.mark.full), RINGS[0]]
-)
+@pytest.mark.parametrize("algorithm, collective", [full(*SHOTS[1]), RINGS[0]])
 @on_ranks(3, world="interpreted", init=False, dying={1})
 def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(
     algorithm: str, collective: str

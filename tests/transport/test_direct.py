@@ -11,16 +11,8 @@ import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single, shared_bytes
 from collective_cases import Case, Runner
 from on_ranks import on_ranks
-from oracle import (
-    FLOATS,
-    INTEGERS,
-    OPS,
-    allows,
-    assert_reduced,
-    assert_same,
-    reduce_op,
-    sample,
-)
+from oracle import FLOATS, INTEGERS, OPS, allows, assert_reduced, assert_same, reduce_op, sample
+from suite_rules import full
 from world import here
 
 import fastcoll
@@ -126,7 +118,7 @@ def test_sizes_around_the_limit():
         assert_reduced(tensor, inputs, "SUM")
 
 
-@on_ranks(2, pytest.param(5, marks=pytest.mark.full))
+@on_ranks(2, full(5))
 def test_reductions_in_place():
     """Pieces of all lengths, of which the last ranks' are short or empty."""
     table = type(tuning.load().table)()
