@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backend import (
-    IS_GLOO,
-    all_gather_single,
-    beyond_gloo,
-    reduce_scatter_single,
-    since,
-)
+from backend import IS_GLOO, all_gather_single, beyond_gloo, reduce_scatter_single, since
 from collective_doors import call_direct, call_operator
 from layouts import LAYOUTS, gaps_untouched, laid_out
 from oracle import (

@@ -141,10 +141,7 @@ class Ranks:
         return self._hear([rank], timeout)[rank]
 
     def hear_all(
-        self,
-        timeout: float | None = None,
-        but: Collection[int] = (),
-        dying: Collection[int] = (),
+        self, timeout: float | None = None, but: Collection[int] = (), dying: Collection[int] = ()
     ) -> dict[int, Any]:
         """Return the next value of each rank, by rank.
 

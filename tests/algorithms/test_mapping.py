@@ -322,8 +322,7 @@ def test_another_error_of_torch_is_passed_on(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "missing"),
-    [(None, False), ("CUDA", False), ("NVSHMEM", True), ("NCCL", True)],
+    ("backend", "missing"), [(None, False), ("CUDA", False), ("NVSHMEM", True), ("NCCL", True)]
 )
 def test_memory_of_another_backend_of_torchs_is_left_alone(monkeypatch, backend, missing):
     monkeypatch.setattr(c10d._SymmetricMemory, "get_backend", staticmethod(lambda device: backend))

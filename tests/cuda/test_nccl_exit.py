@@ -37,19 +37,10 @@ ENDINGS = {
     "destroyed": ("made = create(); made.destroy()", []),
     "aborted": ("made = create(); made.abort()", []),
     "three": ("all = [create() for _ in range(3)]", ["abort"] * 3),
-    "in a hanging call": (
-        "made = create(); hangs_aside('allReduce', all_reduce, made)",
-        ["abort"],
-    ),
+    "in a hanging call": ("made = create(); hangs_aside('allReduce', all_reduce, made)", ["abort"]),
     "with an abort that hangs": ("made = create(); stand_in.inject('hang', 'abort')", ["abort"]),
-    "after an abort that hangs": (
-        "made = create(); hangs_aside('abort', made.abort)",
-        [],
-    ),
-    "after a destruction that hangs": (
-        "made = create(); hangs_aside('destroy', made.destroy)",
-        [],
-    ),
+    "after an abort that hangs": ("made = create(); hangs_aside('abort', made.abort)", []),
+    "after a destruction that hangs": ("made = create(); hangs_aside('destroy', made.destroy)", []),
     "without a thread to abort": (
         """
         made = create()

@@ -164,10 +164,7 @@ def check_unusable(made: NcclCommunicator, text: str) -> None:
     tensor = torch.ones(1)
     with pytest.raises(dist.DistBackendError, match=r"^the group was aborted"):
         Tensors(made).all_reduce(tensor, tensor)
-    for use in (
-        lambda: made.split(0, 0, "part"),
-        lambda: made.register(tensor.data_ptr(), 4),
-    ):
+    for use in (lambda: made.split(0, 0, "part"), lambda: made.register(tensor.data_ptr(), 4)):
         with pytest.raises(dist.DistBackendError, match=text):
             use()
 

@@ -75,11 +75,7 @@ class Jobs:
     """Starts the jobs of one test."""
 
     def __init__(
-        self,
-        launcher: Launcher,
-        store: dist.TCPStore,
-        folder: Path,
-        pretended_hosts: int = 1,
+        self, launcher: Launcher, store: dist.TCPStore, folder: Path, pretended_hosts: int = 1
     ) -> None:
         self._launcher, self.store, self._folder = launcher, store, folder
         self._pretended_hosts = pretended_hosts

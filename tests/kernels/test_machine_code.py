@@ -16,12 +16,7 @@ from kernel_table import KERNELS, RECORDED
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 NO_DATA = re.compile(r"LDG\S*\.STRONG\.SYS|LDG\.E\.64 ")
-EXCHANGES = {
-    "one_shot": 1,
-    "two_shot": 2,
-    "bucket_all_reduce": 3,
-    "ring": 1,
-}
+EXCHANGES = {"one_shot": 1, "two_shot": 2, "bucket_all_reduce": 3, "ring": 1}
 """Places in the code of a module's kernels that post to peers."""
 
 SCRIPT = """

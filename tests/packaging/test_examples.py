@@ -47,12 +47,7 @@ def run(*command: str, folder: Path) -> str:
     """Runs a command in a folder; returns its standard output."""
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # Unbuffered, Python writes the end of a line by itself, and lines of several ranks mix.
-    environment = {
-        **os.environ,
-        "PATH": scripts,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "",
-    }
+    environment = {**os.environ, "PATH": scripts, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

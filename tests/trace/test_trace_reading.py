@@ -150,8 +150,7 @@ class Bad:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"text", pickle.dumps([1]), pickle.dumps({"entries": []}), pickle.dumps(Bad())],
+    "content", [b"", b"text", pickle.dumps([1]), pickle.dumps({"entries": []}), pickle.dumps(Bad())]
 )
 def test_what_is_no_dump_is_refused(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -9,16 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo, reduce_scatter_single
-from collective_cases import (
-    MOVED,
-    MOVING,
-    REDUCED,
-    REDUCING,
-    Case,
-    Runner,
-    operations,
-    run_all,
-)
+from collective_cases import MOVED, MOVING, REDUCED, REDUCING, Case, Runner, operations, run_all
 from on_ranks import on_ranks
 from oracle import assert_same, reduced, sample
 from world import here, init_group
