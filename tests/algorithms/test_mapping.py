@@ -154,7 +154,7 @@ class Properties:
         self.uuid = f"GPU-{device.index}"
 
 
-def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
+def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch):
     monkeypatch.setattr(mapping, "_driver", Driver)
     assert mapping._without_atomics(0, [0, 1, 2, 3, 4]) == [2, 3]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -169,7 +169,7 @@ def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
         mapper.require_atomics(torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-3"])
 
 
-def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch) -> None:
+def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch):
     def missing():
         raise OSError("libcuda.so.1: cannot open shared object file")
 

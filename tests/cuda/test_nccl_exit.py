@@ -81,7 +81,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_the_interpreter_ends(script, tmp_path, name: str) -> None:
+def test_the_interpreter_ends(script, tmp_path, name):
     code, after = ENDINGS[name]
     log = tmp_path / "calls"
     mark = 'open(os.environ["FAKE_NCCL_LOG"], "a").write("end\\n"); sys.stdout.flush(); sys.exit(3)'
@@ -97,9 +97,7 @@ def test_the_interpreter_ends(script, tmp_path, name: str) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends(
-    script, others: int
-) -> None:
+def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends(script, others):
     """CPython ends a thread that comes back from C++ then, in a way that ends the process by SIGABRT."""
     process = script(
         START
@@ -118,7 +116,7 @@ def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends
     )
 
 
-def test_a_forked_child_uses_nothing_and_ends(script) -> None:
+def test_a_forked_child_uses_nothing_and_ends(script):
     process = script(
         START
         + textwrap.dedent("""

@@ -51,7 +51,7 @@ PAIRS = [
     ],
 )
 @on_ranks(world="interpreted", init=False)
-def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: torch.dtype) -> None:
+def test_the_oracles_bits(size, channels, wire, dtype):
     buffers, messages, begins = opened(channels)
     ranks, rank = size, here().rank
     pauses = random.Random(10 * ranks + rank)
@@ -91,7 +91,7 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
 
 
 @on_ranks(3, world="interpreted", init=False)
-def test_a_rank_that_never_launches_is_named() -> None:
+def test_a_rank_that_never_launches_is_named():
     absent = 2
     buffers, messages, begins = opened(2, 2.0)
     layout = BucketLayout((20, 9000), 16)
@@ -110,7 +110,7 @@ def test_a_rank_that_never_launches_is_named() -> None:
 
 
 @on_ranks(1, world="interpreted", init=False)
-def test_closed_buffers_are_refused() -> None:
+def test_closed_buffers_are_refused():
     buffers, _, begins = opened()
     reduce = BucketAllReduce(
         BucketLayout((20, 30), 16), torch.float32, torch.float32, buffers, begins

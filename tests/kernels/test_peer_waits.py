@@ -45,7 +45,7 @@ def call(*arguments: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm, collective", WAITING + RINGS)
 @on_ranks(3, world="interpreted", init=False)
-def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) -> None:
+def test_a_rank_that_never_launches_is_named(algorithm, collective):
     absent = 1
     buffers = open_buffers(seconds=SECONDS)
     barrier("launch")
@@ -75,7 +75,7 @@ def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) ->
 
 @pytest.mark.parametrize("algorithm, collective", WAITING + RINGS)
 @on_ranks(3, world="interpreted", init=False)
-def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
+def test_the_host_ends_waits(algorithm, collective):
     import quick_interpreter
 
     words = torch.zeros(2, dtype=torch.int64)
@@ -107,9 +107,7 @@ def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
 
 @pytest.mark.parametrize("algorithm, collective", [full(*SHOTS[1]), RINGS[0]])
 @on_ranks(3, world="interpreted", init=False, dying={1})
-def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(
-    algorithm: str, collective: str
-) -> None:
+def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(algorithm, collective):
     dead = 1
     buffers = open_buffers(1, 1024, 4, 512, seconds=SECONDS)
     pid = here().scratch / "pid"
@@ -154,9 +152,7 @@ def wait_for_end(pid: int) -> None:
 
 @pytest.mark.parametrize("algorithm, collective", [*SHOTS, RINGS[0]])
 @on_ranks(2, world="interpreted", init=False)
-def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
-    algorithm: str, collective: str
-) -> None:
+def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(algorithm, collective):
     """The comparison of the other tests can fail: without the wait, the peer's data is not there yet."""
     buffers = open_buffers(2, 4096, 4, 512)
     if here().rank == 0:
@@ -168,7 +164,7 @@ def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
 
 
 @on_ranks(2, world="interpreted", init=False)
-def test_counters_beyond_32_bits_work() -> None:
+def test_counters_beyond_32_bits_work():
     """All flags and counters as after 2^32 - 3 rounds; the next ones pass the end of 32 bits."""
     buffers = open_buffers()
     old = (1 << 32) - 3

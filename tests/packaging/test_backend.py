@@ -39,7 +39,7 @@ def test_name_ranks_and_timeout(torchs, options, expected):
         assert (given._timeout, given.group_name, given.tuning) == (seconds[options], "", None)
 
 
-def test_a_torch_without_gloo_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_gloo_is_named(monkeypatch):
     from fastcoll import _backend
 
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
