@@ -56,41 +56,20 @@ def two(call, others, odd, shown):
     return (call, *others), (call, *odd), shown.format(others[-1]), shown.format(odd[-1])
 
 
-CASES = {
+SHORT = {
     # name: (what the others call, what the odd rank calls, the two as the text must show them)
     "small shapes": two(all_reduce, [10], [11], "float32[{}], SUM"),
     "large shapes": two(all_reduce, [1_000_000], [1_000_001], "float32[{}], SUM"),
     "small and large": two(all_reduce, [10], [1_000_000], "float32[{}], SUM"),
     "empty and not": two(all_reduce, [0], [5], "float32[{}], SUM"),
-    "async": two(all_reduce_async, [10], [20], "float32[{}]"),
     "plans": two(all_reduce_with_plan, [10], [20], "float32[{}], SUM"),
-    "plan and communicator": (
-        *((all_reduce_with_plan, 10), (all_reduce_with_communicator, 20)),
-        *("float32[10]", "float32[20]"),
-    ),
-    "operator and communicator": (
-        *((all_reduce_with_operator, 10), (all_reduce_with_communicator, 20)),
-        *("float32[10]", "float32[20]"),
-    ),
     "sync and async": ((all_reduce, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
     "dtypes of one size": two(all_reduce, [10, "float32"], [10, "int32"], "{}[10]"),
-    "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
-    "dtypes with equal bytes": (
-        *((all_reduce, 10, "float32"), (all_reduce, 20, "bfloat16")),
-        *("float32[10]", "bfloat16[20]"),
-    ),
     "ops": two(all_reduce, [10, "float32", "SUM"], [10, "float32", "MAX"], "float32[10], {}"),
     "factors": two(premul, [2.0], [3.0], "PREMUL_SUM by {:g}"),
     "wire dtypes": ((fused, None), (fused, torch.bfloat16), "float32[10]", "bfloat16[10]"),
     "roots of broadcast": two(broadcast, [10, 0], [10, 1], "root {}"),
-    "roots of large broadcast": two(broadcast, [1_000_000, 0], [1_000_000, 1], "root {}"),
-    "roots of reduce": two(reduce, [10, 0], [10, 1], "root {}"),
-    "roots of gather": two(gather, [4, 0], [4, 1], "root {}"),
-    "roots of scatter": two(scatter, [4, 0], [4, 1], "root {}"),
-    "roots of large gather": two(gather, [100_000, 0], [100_000, 1], "root {}"),
-    "roots of large scatter": two(scatter, [100_000, 0], [100_000, 1], "root {}"),
     "sizes of all_gather": two(all_gather, [5], [6], "float32[{}]"),
-    "sizes of reduce_scatter": two(reduce_scatter, [5], [6], "float32[{}]"),
     "all_reduce and barrier": ((all_reduce, 10), (barrier,), "all_reduce(seq 2", "barrier(seq 2"),
     "all_reduce and broadcast": (
         *((all_reduce, 10), (broadcast, 10, 0)),
@@ -100,50 +79,59 @@ CASES = {
         *((all_gather, 100_000), (reduce_scatter, 100_000)),
         *("all_gather(seq 2", "reduce_scatter(seq 2"),
     ),
+}
+
+FULL = {
+    "async": two(all_reduce_async, [10], [20], "float32[{}]"),
+    "plan and communicator": (
+        *((all_reduce_with_plan, 10), (all_reduce_with_communicator, 20)),
+        *("float32[10]", "float32[20]"),
+    ),
+    "operator and communicator": (
+        *((all_reduce_with_operator, 10), (all_reduce_with_communicator, 20)),
+        *("float32[10]", "float32[20]"),
+    ),
+    "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
+    "dtypes with equal bytes": (
+        *((all_reduce, 10, "float32"), (all_reduce, 20, "bfloat16")),
+        *("float32[10]", "bfloat16[20]"),
+    ),
+    "roots of large broadcast": two(broadcast, [1_000_000, 0], [1_000_000, 1], "root {}"),
+    "roots of reduce": two(reduce, [10, 0], [10, 1], "root {}"),
+    "roots of gather": two(gather, [4, 0], [4, 1], "root {}"),
+    "roots of scatter": two(scatter, [4, 0], [4, 1], "root {}"),
+    "roots of large gather": two(gather, [100_000, 0], [100_000, 1], "root {}"),
+    "roots of large scatter": two(scatter, [100_000, 0], [100_000, 1], "root {}"),
+    "sizes of reduce_scatter": two(reduce_scatter, [5], [6], "float32[{}]"),
     "broadcast and gather": (
         *((broadcast, 10, 0), (gather, 4, 0)),
         *("broadcast(seq 2", "gather(seq 2"),
     ),
 }
+"""Those of the full tier alone."""
 
-MARKS = {
-    "small shapes": plays(23),
-    "small and large": plays(23),
-    "dtypes of one size": plays(24),
-    "dtypes of two sizes": plays(24),
-    "ops": plays(25),
-    "roots of broadcast": plays(26),
-    "roots of reduce": plays(26),
-    "all_reduce and broadcast": plays(27),
-    "broadcast and gather": plays(27),
+PLAYED = {
+    23: ["small shapes", "small and large"],
+    24: ["dtypes of one size", "dtypes of two sizes"],
+    25: ["ops"],
+    26: ["roots of broadcast", "roots of reduce"],
+    27: ["all_reduce and broadcast", "broadcast and gather"],
 }
+"""The cases of each fault in the list."""
 
-FULL = {
-    "async",
-    "plan and communicator",
-    "operator and communicator",
-    "dtypes of two sizes",
-    "dtypes with equal bytes",
-    "roots of large broadcast",
-    "roots of reduce",
-    "roots of gather",
-    "roots of scatter",
-    "roots of large gather",
-    "roots of large scatter",
-    "sizes of reduce_scatter",
-    "broadcast and gather",
-}
+MARKS = {name: plays(number) for number, names in PLAYED.items() for name in names}
 
-SHORT_BETWEEN_HOSTS = {"large shapes", "all_reduce and barrier", *MARKS} - FULL | {
+BETWEEN_HOSTS = {"large shapes", "all_reduce and barrier", *MARKS} - FULL.keys() | {
     "roots of gather"
 }
+"""Those of the short tier between hosts."""
 
 
 def cases():
-    for name in CASES:
+    for name in SHORT | FULL:
         full = [pytest.mark.full] * (name in FULL)
         yield pytest.param(name, "000", marks=[*full, *([MARKS[name]] if name in MARKS else [])])
-        short = name in SHORT_BETWEEN_HOSTS
+        short = name in BETWEEN_HOSTS
         yield pytest.param(name, "012", marks=[] if short else pytest.mark.full)
 
 
@@ -158,7 +146,7 @@ def differ(rank: Rank, others, odd, later: int):
 
 @pytest.mark.parametrize("case, hosts", list(cases()))
 def test_mismatch(jobs, case, hosts):
-    others, odd, one, other = CASES[case]
+    others, odd, one, other = (SHORT | FULL)[case]
     # Between hosts a root waits for no other rank.
     later = 2 if hosts != "000" and ("broadcast" in case or "root" in case) else 0
     job = jobs(3, differ, others, odd, later, hosts=hosts)

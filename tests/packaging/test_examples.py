@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launcher import Launcher
+from suite_rules import full
 from torchrun import torchrun
 
 import fastcoll.trace.__main__ as trace
@@ -92,8 +93,9 @@ def test_the_page_lists_each_example():
     assert linked == {name for name in files if "__" not in name}
 
 
-def test_hello(launcher, tmp_path):
-    assert ranks(launcher, tmp_path, "hello.py") == expected("hello.py")
+@pytest.mark.parametrize("name", ["hello.py", full("gpu_job.py")])
+def test_each_line_is_as_expected(launcher, tmp_path, name):
+    assert ranks(launcher, tmp_path, name) == expected(name)
 
 
 @pytest.mark.full
@@ -116,9 +118,14 @@ def test_fsdp2(launcher, tmp_path):
 
 
 @pytest.mark.full
-def test_faster_gradients(launcher, tmp_path):
-    printed = ranks(launcher, tmp_path, "faster_gradients.py")
-    assert shapes(printed) == shapes(expected("faster_gradients.py"))
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    # The second compares the texts of all ways itself. One layer: it compiles the model three times.
+    [("faster_gradients.py", []), ("tensor_parallel_generate.py", ["1"])],
+)
+def test_each_line_is_as_expected_but_for_numbers(launcher, tmp_path, name, arguments):
+    printed = ranks(launcher, tmp_path, name, *arguments)
+    assert shapes(printed) == shapes(expected(name))
 
 
 @pytest.mark.full
@@ -147,22 +154,10 @@ def test_cuda_gradients(tmp_path):
 
 
 @pytest.mark.full
-def test_gpu_job(launcher, tmp_path):
-    assert ranks(launcher, tmp_path, "gpu_job.py") == expected("gpu_job.py")
-
-
-@pytest.mark.full
 def test_rollout(tmp_path):
     printed = run(sys.executable, str(EXAMPLES / "rollout.py"), folder=tmp_path).splitlines()
     assert sorted(printed) == sorted(expected("rollout.py"))
     assert [line for line in printed if "round" in line] == sorted(printed)[2:]
-
-
-@pytest.mark.full
-def test_tensor_parallel_generate(launcher, tmp_path):
-    """It compares the texts of all ways itself. One layer: it compiles the model three times."""
-    printed = ranks(launcher, tmp_path, "tensor_parallel_generate.py", "1")
-    assert shapes(printed) == shapes(expected("tensor_parallel_generate.py"))
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from collective_cases import Case, run_all
+from on_ranks import on_ranks
 from oracle import assert_reduced, sample
 from test_direct import CALLS as CALLS_FROM_SHARED_MEMORY
 from test_direct import checked
@@ -76,19 +77,6 @@ def used() -> str:
     return [group["stores"] for group in fastcoll.info.groups() if "stores" in group][-1]
 
 
-def with_stores(stores, call, dtype):
-    """`stores`: of each rank, which need not agree."""
-    os.environ["FASTCOLL_STORES"] = stores[here().rank % len(stores)]
-    os.environ["FASTCOLL_RING_BYTES"] = str(RING)
-    init_group(seconds=60)
-    dist.all_reduce(torch.ones(COUNT))
-    now = used()
-    call(dtype)
-    dist.destroy_process_group()
-    return now
-
-
-@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     ("call", "dtype"),
     [
@@ -104,6 +92,13 @@ def with_stores(stores, call, dtype):
     [["streaming"], ["plain"], ["plain", "streaming"]],
     ids=["streaming", "plain", "mixed"],
 )
-def test_exact(world, stores, call, size, dtype):
-    found = world(size).run(with_stores, stores, call, dtype, init=False)
-    assert found == [stores[rank % len(stores)] for rank in range(size)]
+@on_ranks(2, 3, init=False)
+def test_exact(stores, call, dtype):
+    """`stores`: of each rank, which need not agree."""
+    os.environ["FASTCOLL_STORES"] = stores[here().rank % len(stores)]
+    os.environ["FASTCOLL_RING_BYTES"] = str(RING)
+    init_group(seconds=60)
+    dist.all_reduce(torch.ones(COUNT))
+    assert used() == stores[here().rank % len(stores)]
+    call(dtype)
+    dist.destroy_process_group()
