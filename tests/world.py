@@ -91,9 +91,8 @@ class World(Ranks):
             answers = self.hear_all(deadline, dying=dying)
             lives = not (kill or dying)
         finally:
-            if (
-                not lives
-            ):  # after Ctrl-C, too, or pytest's time limit: answers are still outstanding
+            # After Ctrl-C, too, or pytest's time limit: answers are still outstanding.
+            if not lives:
                 self.close()
         return list(answers.values())
 

@@ -44,9 +44,8 @@ def end(call):
 def test_a_peer_that_does_not_come_freezes_nobody():
     with recording_device.held_rendezvous():
         call = begin("held")
-        assert not call.wait(
-            0.3
-        )  # with the GIL held, nobody would ever come to the end of this block
+        # With the GIL held, nobody would ever come to the end of this block.
+        assert not call.wait(0.3)
     end(call)
 
 
@@ -107,9 +106,8 @@ def test_memory_is_given_back_without_the_gil():
     address = memory.data_ptr()
     with recording_device.held_rendezvous():
         call = deadline.start(lambda: TorchSymmetricMemory().free(memory))
-        assert not call.wait(
-            0.3
-        )  # with the GIL held, nobody would ever come to the end of this block
+        # With the GIL held, nobody would ever come to the end of this block.
+        assert not call.wait(0.3)
     end(call)
     freed = [entry.touches[0].address for entry in recording_device.log("free")]
     assert freed.count(address) == 1

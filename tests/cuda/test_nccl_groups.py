@@ -85,9 +85,8 @@ def test_ends():
         return destroy(self, 0.6)
 
     stand_in.inject("hang", "destroy", times=2)
-    with unittest.mock.patch.object(
-        NcclCommunicator, "destroy", recorded
-    ):  # this process serves other tests too
+    # This process serves other tests too.
+    with unittest.mock.patch.object(NcclCommunicator, "destroy", recorded):
         engine.close()
     assert stand_in.names().count("destroy") == 3
     assert waited[0] > ABORT_SECONDS and waited[0] > waited[1] + 0.5 > waited[2] + 1

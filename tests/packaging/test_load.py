@@ -138,9 +138,8 @@ def test_who_runs_in_the_sources_and_has_one_installed_is_told_to_leave_them(mon
     site.mkdir()
     found = SimpleNamespace(locate_file=tmp_path.joinpath)
     monkeypatch.setattr(metadata, "distributions", lambda name: [found])
-    assert _built_for.remedy("2.14.1").startswith(
-        "rebuild it, "
-    )  # what is beside has no compiled module
+    # What is beside has no compiled module.
+    assert _built_for.remedy("2.14.1").startswith("rebuild it, ")
     (site / "_C.cpython-311-x86_64-linux-gnu.so").touch()
     sentence = _built_for.remedy("2.14.1")
     assert sentence.startswith(f"leave the folder {ROOT}, ")
