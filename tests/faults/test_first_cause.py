@@ -150,6 +150,7 @@ def test_a_chain_of_receivers_hears_of_its_head(jobs):
     assert_one_cause(job.hear_all(but=[0]).values(), died(job, 0), since=killed)
     for rank in range(1, 5):
         job.tell(rank)
+    job.hear_all(but=[0])
 
 
 # --- one rank gives up ---------------------------------------------------------------------------

@@ -47,6 +47,7 @@ def test_two_ranks_talk_though_the_third_has_not_come(jobs, hosts):
     job = jobs(3, two_talk, hosts=hosts)
     assert [job.hear(0), job.hear(1)] == ["talked"] * 2
     job.tell(2)
+    job.hear_all()
 
 
 def leaves_while_it_connects(rank: Rank):
@@ -60,7 +61,9 @@ def leaves_while_it_connects(rank: Rank):
 
 
 def test_a_group_that_is_destroyed_waits_for_no_connection(jobs):
-    jobs(2, leaves_while_it_connects, hosts="01").go()
+    job = jobs(2, leaves_while_it_connects, hosts="01")
+    job.go()
+    job.hear_all()
 
 
 def killed_within(rank: Rank):

@@ -105,6 +105,7 @@ def test_first_call_is_point_to_point(jobs, limit, sender, late):
         said = call, job.name(victim), "has no shared memory", "FASTCOLL_SHARED_MEMORY=off"
         assert_raised(fault, *said, within=NOTICED)
         assert re.search(r"\d+ bytes of shared memory|memfd_create", fault.text), fault.text
+    job.hear_all()
 
 
 @on_ranks(2, world="jobs")
@@ -174,6 +175,7 @@ def test_ranks_that_come_later_hear_of_it(jobs):
     for fault in (first[0], first[1], later[2], later[3]):
         assert_raised(fault, job.name(1), "has no shared memory", within=NOTICED)
     job.tell_all()
+    job.hear_all()
 
 
 def no_threads(rank: Rank):

@@ -151,6 +151,7 @@ def test_an_error_in_a_thread_is_told_to_all_ranks(jobs):
     for fault in job.hear_all().values():
         assert_raised(fault, since=start, within=1.0)
         assert re.search(rf"rank {VICTIM}.*No space left", fault.text, re.S), fault.text
+    job.hear_all()
 
 
 # --- under DETAIL --------------------------------------------------------------------------------
