@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backend import (
-    IS_GLOO,
-    all_gather_single,
-    beyond_gloo,
-    reduce_scatter_single,
-    since,
-)
+from backend import IS_GLOO, all_gather_single, beyond_gloo, reduce_scatter_single, since
 from collective_doors import call_direct, call_operator
 from layouts import LAYOUTS, gaps_untouched, laid_out
 from oracle import (
@@ -46,42 +40,26 @@ MOVED = [*REDUCED, *FLOAT8]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One collective on one group; ``seed`` determines the inputs of all ranks.
+    """One collective on one group; ``seed`` determines the inputs of all ranks."""
 
-    Attributes:
-        collective: name of a function of this module.
-        op: operation of a reducing collective.
-        dtype: type of all tensors.
-        shape: shape of the call's smallest tensors.
-        given_layout: layout of the inputs: one of LAYOUTS, or "shared" for the group's shared memory.
-        output_layout: layout of the outputs, and of tensors that are input and output.
-        root: a rank of the group; -1 is the last.
-        async_op: whether the call is asynchronous.
-        splits: lengths that each rank sends to each rank in all_to_all, for at least as many ranks as the group
-            has; without it, equal lengths.
-        stacked: whether the one tensor for all ranks has a dimension for the ranks.
-        members: ranks of a group that the call makes; without it, the default group.
-        seed: seed of the inputs.
-        device: device of the tensors.
-        exact: whether results on CPU have the oracle's bits, but for products of complex numbers.
-        door: the way to call: by "dist", "direct" by fastcoll.communicator, by a "plan", which makes it twice, or by
-            an "operator" of torch.ops.fastcoll.
-    """
-
-    collective: str
+    collective: str  # name of a function of this module
     op: str = "SUM"
     dtype: torch.dtype = torch.float
-    shape: tuple[int, ...] = (3, 5)
+    shape: tuple[int, ...] = (3, 5)  # of the call's smallest tensors
+    # Of the inputs: one of LAYOUTS, or "shared" for the group's shared memory.
     given_layout: str = "contiguous"
-    output_layout: str = "contiguous"
-    root: int = 0
+    output_layout: str = "contiguous"  # of the outputs, and of tensors that are input and output
+    root: int = 0  # a rank of the group; -1 is the last
     async_op: bool = False
+    # What each rank sends to each in all_to_all, for as many ranks or more; (): equal lengths.
     splits: tuple[tuple[int, ...], ...] = ()
-    stacked: bool = False
-    members: tuple[int, ...] = ()
+    stacked: bool = False  # whether the one tensor for all ranks has a dimension for the ranks
+    members: tuple[int, ...] = ()  # of a group that the call makes; without it, the default group
     seed: int = 0
     device: str = "cpu"
+    # Whether results on CPU have the oracle's bits, but for products of complex numbers.
     exact: bool = not IS_GLOO
+    # "dist"; "direct": fastcoll.communicator; a "plan", called twice; "operator" of torch.ops.fastcoll.
     door: str = "dist"
 
 

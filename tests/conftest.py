@@ -87,9 +87,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "launcher" in used:
         launchers.default()  # loads in the background
     if "device_libraries" in used:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the fixture raises it too, in the tests that need it
+        # The fixture raises it too, in the tests that need it.
+        with contextlib.suppress(RuntimeError):
             device_ranks.build()
 
 

@@ -4,11 +4,13 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import recording_device
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import ErrorType
 
 DEVICE = "recording"
@@ -57,6 +59,14 @@ def fault_of(call: Callable[[], object]) -> tuple[str, float]:
 
 def has_failed(group: dist.ProcessGroup, device: str = DEVICE) -> bool:
     return group._get_backend(torch.device(device)).get_error() != ErrorType.SUCCESS
+
+
+def used_group(seconds: float | None = None, count: int = 4) -> tuple[dist.ProcessGroup, Tensor]:
+    """Returns a group with this timeout that has worked, and the tensor of its call."""
+    group = dist.new_group(timeout=seconds and timedelta(seconds=seconds))
+    x = torch.ones(count, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    return group, x
 
 
 def in_order(case: Callable[..., None], *arguments: object) -> None:

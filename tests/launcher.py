@@ -52,12 +52,9 @@ class Ended:
 
 
 class Launcher:
-    """A process that forks others.
+    """A process that has imported the modules of ``preload``, and forks others.
 
-    Args:
-        environment: variables of the server and all its processes, beside those of this process. Pass variables here
-            that must be set before torch is loaded.
-        preload: modules that the server imports.
+    Variables that must be set before torch is loaded belong into ``environment``.
     """
 
     def __init__(
@@ -116,9 +113,8 @@ class Launcher:
             channel: passed to the function before its arguments.
             environment: variables to set first, or with None to remove.
             folder: the process's working directory; by default that of the server.
-            real_exit: whether the process ends like a Python program (threads joined, ``atexit``, destructors of
-                C++), which takes half a second with torch; else it ends by ``os._exit``. A process that raises
-                always ends like a Python program.
+            real_exit: whether it ends like a Python program (threads joined, ``atexit``, destructors of C++), which
+                takes half a second with torch; else it ends by ``os._exit``, unless it raises.
         """
         self.wait()
         number = next(self._numbers)
@@ -148,13 +144,9 @@ class Launcher:
     def program(
         self, text: str, folder: Path, *, limit: float = 60, **environment: str | None
     ) -> Ended:
-        """Run the text of a program in ``folder`` and return its status and output.
+        """Run the text of a program in ``folder`` and return its status and output, which the folder has as files, too.
 
-        Args:
-            text: text of the program.
-            folder: working directory; gets the output in the files ``stdout`` and ``stderr``.
-            limit: seconds until SIGABRT ends the program, with all stacks in ``stderr``.
-            environment: variables to set, or with None to remove.
+        After ``limit`` seconds SIGABRT ends the program, with all stacks in ``stderr``.
         """
         return self._program(text, folder, environment).ended(limit, folder)
 
@@ -163,12 +155,7 @@ class Launcher:
     ) -> list[Ended]:
         """Run the text of a program on ranks of one host, as torchrun does; return each rank's status and output.
 
-        Args:
-            text: text of the program.
-            size: number of ranks.
-            folder: each rank works in its folder with the rank's number.
-            limit: see ``program``.
-            environment: variables beside those that torchrun sets.
+        Each rank works in the folder with its number; see ``program``.
         """
         from torch.distributed import TCPStore
 

@@ -23,18 +23,12 @@ DEVICE = "recording:0"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedFiles:
-    """Memory of files, in place of fastcoll.cuda.mapping's ``TorchSymmetricMemory``.
+    """Memory of files, in place of fastcoll.cuda.mapping's ``TorchSymmetricMemory``."""
 
-    Attributes:
-        refuses: Steps that fail on this rank: "atomics", "allocate", "map", "missing"; "hangs": the mapping, as
-            long as this is set.
-        on_host: A text that is equal on ranks of the same host.
-        identity: Id of this rank's device; "" if ranks may share one.
-    """
-
+    # Steps that fail here: "atomics", "allocate", "map", "missing"; "hangs": mapping, while it is set.
     refuses: Set[str] = frozenset()
-    on_host: str = "one host"
-    identity: str = ""
+    on_host: str = "one host"  # equal on ranks of the same host
+    identity: str = ""  # of this rank's device; "" if ranks may share one
 
     @contextlib.contextmanager
     def changed(self, **changes: Any) -> Iterator[None]:

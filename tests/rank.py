@@ -30,12 +30,9 @@ PATIENT = 120.0
 
 
 class Rank:
-    """One rank, in its own process.
+    """One rank, in its own process, with a channel to the test.
 
     Args:
-        channel: to the test.
-        rank: its number.
-        size: the world size.
         scratch: a folder that all ranks share: of the job, or in a ``World`` of the call.
         address: host and port of the test's store.
         prefix: of these ranks' keys there.

@@ -29,8 +29,7 @@ GRACE = 15.0
 class RanksFailed(AssertionError):
     """Ranks failed; the text has the failure of each, and the logs.
 
-    Attributes:
-        how: what the first did: "raised", "ended" or "silent".
+    ``how`` is what the first did: "raised", "ended" or "silent".
     """
 
     def __init__(self, text: str, how: str) -> None:
@@ -54,10 +53,8 @@ class Ranks:
     """Some ranks, each of which runs a function.
 
     Args:
-        launcher: forks the processes.
         function: a function of a module, called with the rank and ``arguments`` on each.
         arguments: anything that pickles. They may import what ``function``'s module may.
-        size: the world size that the ranks are given.
         folder: for the logs; the ranks' scratch folder.
         store_port: of a store at 127.0.0.1.
         prefix: of these ranks' keys in the store; those of an earlier job to meet what it left.
@@ -141,20 +138,12 @@ class Ranks:
         return self._hear([rank], timeout)[rank]
 
     def hear_all(
-        self,
-        timeout: float | None = None,
-        but: Collection[int] = (),
-        dying: Collection[int] = (),
+        self, timeout: float | None = None, but: Collection[int] = (), dying: Collection[int] = ()
     ) -> dict[int, Any]:
-        """Return the next value of each rank, by rank.
+        """Return the next value of each rank, by rank; raise RanksFailed if one raises, dies, or sends nothing in time.
 
-        Args:
-            timeout: seconds, by default ``DEADLINE`` with the suite's slack.
-            but: ranks that are not awaited.
-            dying: ranks that must die instead; their value is None.
-
-        Raises:
-            RanksFailed: a rank raised, died, or sent nothing in time.
+        The ranks of ``but`` are not awaited. Those of ``dying`` must die instead; their value is None. ``timeout`` is
+        ``DEADLINE`` with the suite's slack by default.
         """
         return self._hear([rank for rank in self.pids if rank not in but], timeout, dying)
 

@@ -10,9 +10,11 @@ import os
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
+from _pytest.mark.structures import ParameterSet
 from pauses import Pauses
 
 SHARE = 5.0
@@ -66,6 +68,11 @@ def bound(seconds: float) -> float:
     The seconds for which the whole machine stood still are added.
     """
     return seconds * slack() + paused()
+
+
+def full(*values: object, **named: Any) -> ParameterSet:
+    """Return a parameter with which only the full tier runs a test."""
+    return pytest.param(*values, marks=pytest.mark.full, **named)
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -71,11 +71,7 @@ class World(Ranks):
             fresh: whether this group is made for this call and destroyed after it; else one
                 group serves many calls, and the call must not destroy it.
             kill: whether to end the ranks after the call, because it makes changes that cannot be undone.
-            deadline: seconds.
-            dying: ranks that shall die in this call; their value is None, and the world ends.
-
-        Raises:
-            RanksFailed: a rank raised, died, or did not answer in time.
+            deadline: see ``hear_all``, as for ``dying``, after which the world ends.
         """
         __tracebackhide__ = True
         self._calls += 1
@@ -95,9 +91,8 @@ class World(Ranks):
             answers = self.hear_all(deadline, dying=dying)
             lives = not (kill or dying)
         finally:
-            if (
-                not lives
-            ):  # after Ctrl-C, too, or pytest's time limit: answers are still outstanding
+            # After Ctrl-C, too, or pytest's time limit: answers are still outstanding.
+            if not lives:
                 self.close()
         return list(answers.values())
 
@@ -117,7 +112,6 @@ class Worlds:
     """The worlds of a test session, by size.
 
     Args:
-        folder: folder of logs and scratch directories.
         prepare: a function of a module that every rank calls once, first.
         environ: variables of the ranks, beside this process's. Variables that must be set before torch is
             loaded need a separate launcher.
@@ -172,13 +166,7 @@ class Worlds:
 
 
 def worlds_fixture(*needs: str, scope: Any = "session", **options: Any) -> Any:
-    """Return a fixture of worlds.
-
-    Args:
-        needs: fixtures that must be there first.
-        scope: when the worlds end.
-        options: options for ``Worlds``.
-    """
+    """Return a fixture of ``Worlds`` with these options; the fixtures that it ``needs`` are there first."""
 
     def worlds(tmp_path_factory: pytest.TempPathFactory, **_: Any) -> Iterator[Worlds]:
         made = Worlds(tmp_path_factory.mktemp("worlds"), **options)

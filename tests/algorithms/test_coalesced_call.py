@@ -173,9 +173,8 @@ def test_lists_that_go_to_nccl_are_decided_once():
         assert all(tensor.cpu().eq(3).all() for tensor in tensors)
     assert decided == [2] and reduces.chosen == "nccl" and reduces.plans.built == built
     fastcoll.all_reduce_coalesced(tensors[::-1], group=group)  # other sizes in their places
-    device_calls.all_reduce(
-        tensors, group=group, algorithm="nccl", fuse=True
-    )  # before the call too: for the code
+    # Before the call too: for the code.
+    device_calls.all_reduce(tensors, group=group, algorithm="nccl", fuse=True)
     assert decided == [2, 2, 2, 2] and reduces.plans.built == built + 1
     assert all(tensor.cpu().eq(12).all() for tensor in tensors)
 

@@ -13,7 +13,7 @@ from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.tune import limits, measure_device
 
 
-def test_limits_are_those_of_the_least_times() -> None:
+def test_limits_are_those_of_the_least_times():
     times = {
         1: {"one_shot": 1, "two_shot": 2, "ring": 9, "nccl": 5},
         2: {"one_shot": 2, "two_shot": 2.5, "ring": 9, "nccl": 5},
@@ -55,14 +55,14 @@ def test_measuring_with_stand_ins(peer_world, tmp_path, monkeypatch):
     tuning._load.cache_clear()
 
 
-def test_a_table_of_another_machine_is_not_kept(tmp_path) -> None:
+def test_a_table_of_another_machine_is_not_kept(tmp_path):
     path = tmp_path / "table.json"
     assert tune._kept(path) == {}
     path.write_text(json.dumps(tuning.SHIPPED))
     assert tune._kept(path) == {}
 
 
-def test_the_shipped_table_has_no_limits_for_devices(monkeypatch) -> None:
+def test_the_shipped_table_has_no_limits_for_devices(monkeypatch):
     monkeypatch.setenv("FASTCOLL_TUNING", "default")
     shipped = tuning.load()
     assert shipped.device == DEFAULT and shipped.device_name == ""
@@ -97,7 +97,7 @@ def test_a_wrong_section_is_refused_by_name(section, complaint, tmp_path):
     assert complaint in str(caught.value)
 
 
-def test_tuning_on_a_device_that_is_not_there(capsys, monkeypatch) -> None:
+def test_tuning_on_a_device_that_is_not_there(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         tune.main(["--device", "cuda"])

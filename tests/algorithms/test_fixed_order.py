@@ -12,6 +12,7 @@ import torch.distributed as dist
 from device_calls import assert_bits_of_the_cpu, inputs_of
 from on_ranks import on_ranks
 from peer_memory import DEVICE
+from suite_rules import full
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
@@ -33,9 +34,7 @@ def over_nccl(check, *arguments):
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize(
-    "size", [pytest.param(2, marks=pytest.mark.full), 3, 5, pytest.param(6, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("size", [full(2), 3, 5, full(6)])
 @on_ranks(world="peer_world", around=over_nccl)
 def test_every_sum_has_the_bits_of_the_cpu(size, async_op):
     recording_device.clear()
@@ -182,7 +181,7 @@ def launched(what):
     ]
 
 
-@pytest.mark.parametrize("size", [2, 4, pytest.param(5, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [2, 4, full(5)])
 @on_ranks(world="peer_world", around=over_nccl)
 def test_as_many_bytes_travel_as_in_a_ring(size):
     group, message = fixed_group(), 4 * 960 * size

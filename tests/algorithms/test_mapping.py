@@ -45,9 +45,8 @@ def end(call):
 def test_a_peer_that_does_not_come_freezes_nobody():
     with recording_device.held_rendezvous():
         call = begin("held")
-        assert not call.wait(
-            0.3
-        )  # with the GIL held, nobody would ever come to the end of this block
+        # With the GIL held, nobody would ever come to the end of this block.
+        assert not call.wait(0.3)
     end(call)
 
 
@@ -108,9 +107,8 @@ def test_memory_is_given_back_without_the_gil():
     address = memory.data_ptr()
     with recording_device.held_rendezvous():
         call = deadline.start(lambda: TorchSymmetricMemory().free(memory))
-        assert not call.wait(
-            0.3
-        )  # with the GIL held, nobody would ever come to the end of this block
+        # With the GIL held, nobody would ever come to the end of this block.
+        assert not call.wait(0.3)
     end(call)
     freed = [entry.touches[0].address for entry in recording_device.log("free")]
     assert freed.count(address) == 1
@@ -155,7 +153,7 @@ class Properties:
         self.uuid = f"GPU-{device.index}"
 
 
-def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
+def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch):
     monkeypatch.setattr(mapping, "_driver", Driver)
     assert mapping._without_atomics(0, [0, 1, 2, 3, 4]) == [2, 3]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -170,7 +168,7 @@ def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
         mapper.require_atomics(torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-3"])
 
 
-def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch) -> None:
+def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch):
     def missing():
         raise OSError("libcuda.so.1: cannot open shared object file")
 
@@ -321,8 +319,7 @@ def test_another_error_of_torch_is_passed_on(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "missing"),
-    [(None, False), ("CUDA", False), ("NVSHMEM", True), ("NCCL", True)],
+    ("backend", "missing"), [(None, False), ("CUDA", False), ("NVSHMEM", True), ("NCCL", True)]
 )
 def test_memory_of_another_backend_of_torchs_is_left_alone(monkeypatch, backend, missing):
     monkeypatch.setattr(c10d._SymmetricMemory, "get_backend", staticmethod(lambda device: backend))

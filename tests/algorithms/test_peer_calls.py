@@ -103,16 +103,14 @@ def test_odd_inputs():
     fastcoll.all_reduce_coalesced([*views, whole[63:]])
     assert whole.cpu()[15::16].tolist() == [1, 1, 1, 2] and whole.cpu()[:15].eq(2).all()
     factor = torch.ones(40, device=device)
-    dist.all_reduce(
-        factor, dist._make_nccl_premul_sum(1.0 + me)
-    )  # NCCL's own: each rank may have another factor
+    # NCCL's own: each rank may have another factor.
+    dist.all_reduce(factor, dist._make_nccl_premul_sum(1.0 + me))
     assert factor.cpu().eq(3).all()
     many = [torch.ones(8, device=device) for _ in range(6)]
     fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(1.0 + me))
     assert all(tensor.cpu().eq(3).all() for tensor in many)
-    fastcoll.all_reduce_coalesced(
-        many, dist._make_nccl_premul_sum(0.5)
-    )  # another factor, another plan
+    # Another factor, another plan.
+    fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(0.5))
     assert all(tensor.cpu().eq(3).all() for tensor in many)
     fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(2.0), wire_dtype=torch.bfloat16)
     assert all(tensor.cpu().eq(12).all() for tensor in many)

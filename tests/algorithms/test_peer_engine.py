@@ -18,6 +18,7 @@ import torch.distributed as dist
 from device_calls import inputs_of
 from on_ranks import on_ranks
 from peer_memory import DEVICE
+from suite_rules import full
 
 EACH = [
     (torch.float32, 1, "SUM"),
@@ -30,11 +31,7 @@ EACH = [
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
 @pytest.mark.parametrize(
-    ("size", "async_op"),
-    [
-        pytest.param(2, False, id="2-sync", marks=pytest.mark.full),
-        pytest.param(3, True, id="3-async"),
-    ],
+    ("size", "async_op"), [full(2, False, id="2-sync"), pytest.param(3, True, id="3-async")]
 )
 @on_ranks(world="peer_world")
 def test_every_algorithm_gives_the_oracles_bits(size, algorithm, async_op):
@@ -85,7 +82,7 @@ def assert_reduced_lists(tensors, lists, *arguments):
     ("size", "algorithm"),
     [
         *((3, algorithm) for algorithm in LIST_ALGORITHMS),
-        *(pytest.param(2, algorithm, marks=pytest.mark.full) for algorithm in LIST_ALGORITHMS),
+        *(full(2, algorithm) for algorithm in LIST_ALGORITHMS),
         (1, "nccl"),
         (1, "all_to_all"),
     ],
@@ -140,10 +137,7 @@ def _bucket(lists):
     ]
 
 
-@pytest.mark.parametrize(
-    "size",
-    [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("size", [1, full(2), 3, full(8)])
 @on_ranks(world="peer_world")
 def test_a_sum_over_nccl_with_one_rounding(size):
     with peer_memory.MAPPER.changed(refuses={"missing"}):  # it needs no memory of the peers

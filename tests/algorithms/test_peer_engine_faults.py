@@ -17,10 +17,10 @@ import pytest
 import quick_interpreter
 import torch
 import torch.distributed as dist
-from device_ranks import fault_of, has_failed
+from device_ranks import fault_of, has_failed, used_group
 from on_ranks import on_ranks
 from peer_memory import DEVICE
-from suite_rules import bound, until
+from suite_rules import bound, full, until
 
 from fastcoll.cuda import symmetric
 
@@ -30,15 +30,11 @@ def error_of_next_call(group):
     return text
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["one_shot", pytest.param("two_shot", marks=pytest.mark.full), "ring"]
-)
+@pytest.mark.parametrize("algorithm", ["one_shot", full("two_shot"), "ring"])
 @on_ranks(3, world="peer_world")
 def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     """The limit of its waits is reached before the group's timeout."""
-    group = dist.new_group(timeout=timedelta(seconds=120))
-    x = torch.ones(700, device=DEVICE)
-    dist.all_reduce(x, group=group)
+    group, x = used_group(120, 700)
     reduces = peer_memory.reduces_of(group)
     reduces.region.peers.buffers.seconds = 2.0
     reduces.plans.forget()
@@ -92,9 +88,7 @@ def test_a_peer_that_ends_is_named_long_before_the_timeout():
 @on_ranks(2, world="peer_world")
 def test_the_watchdogs_deadline_ends_a_kernel_that_waits():
     """As on a GPU: the kernel would wait for longer than the group's timeout, and is let go."""
-    group = dist.new_group(timeout=timedelta(seconds=1.5))
-    x = torch.ones(700, device=DEVICE)
-    dist.all_reduce(x, group=group)
+    group, x = used_group(1.5, 700)
     start = time.monotonic()
     if dist.get_rank() == 0:
         with pytest.raises(dist.DistBackendError) as caught:
@@ -138,9 +132,7 @@ def waits_end(buffers):
 @on_ranks(2, world="peer_world")
 def test_the_memory_of_an_aborted_group_stays():
     """What a kernel may still read stays mapped."""
-    group = dist.new_group()
-    x = torch.ones(700, device=DEVICE)
-    dist.all_reduce(x, group=group)
+    group, _ = used_group(count=700)
     buffers = peer_memory.reduces_of(group).region.peers.buffers
     group._get_backend(torch.device(DEVICE)).abort()
     text = error_of_next_call(group)
@@ -157,9 +149,7 @@ def test_the_memory_of_an_aborted_group_stays():
 @on_ranks(2, world="peer_world")
 def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once():
     """A kernel that waits ends with its group, and so does one that is launched later."""
-    group = dist.new_group()
-    x = torch.ones(700, device=DEVICE)
-    dist.all_reduce(x, group=group)
+    group, x = used_group(count=700)
     buffers = peer_memory.reduces_of(group).region.peers.buffers
     errors = []
 

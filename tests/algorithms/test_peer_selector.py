@@ -54,18 +54,18 @@ def test_what_is_chosen(what, topology, name):
     assert select(what, topology, MEASURED).name == name
 
 
-def test_one_rank_has_no_use_for_peers() -> None:
+def test_one_rank_has_no_use_for_peers():
     alone = Topology(1, kernels=True, peers=True, bucket_bytes=MIB)
     assert select(call(4), alone).name == "nccl"
     assert select(call(4), alone, forced="one_shot").name == "one_shot"
 
 
-def test_kernels_serve_nothing_that_was_not_measured() -> None:
+def test_kernels_serve_nothing_that_was_not_measured():
     assert DEFAULT.kernel_bytes == 0
     assert [select(call(size), PEERS).name for size in (1, 100, MIB)] == ["nccl"] * 3
 
 
-def test_a_table_moves_the_limits() -> None:
+def test_a_table_moves_the_limits():
     table = Thresholds(one_shot_bytes=100, two_shot_bytes=200, ring_bytes=400)
     chosen = [select(call(size), PEERS, table).name for size in (100, 104, 200, 204, 400, 404)]
     assert chosen == ["one_shot", "two_shot", "two_shot", "ring", "ring", "nccl"]
@@ -93,7 +93,7 @@ def test_a_refusal_says_why(what, topology, forced, why):
     assert why in str(caught.value)
 
 
-def test_a_fixed_order_is_kept_on_any_number_of_ranks_or_refused() -> None:
+def test_a_fixed_order_is_kept_on_any_number_of_ranks_or_refused():
     def chosen(ranks: int) -> str:
         topology = Topology(ranks, kernels=True, peers=True, bucket_bytes=MIB)
         return select(call(4), topology, MEASURED, fixed=True).name
@@ -106,12 +106,12 @@ def test_a_fixed_order_is_kept_on_any_number_of_ranks_or_refused() -> None:
         chosen(3073)
 
 
-def test_nccl_is_a_library_and_no_algorithm() -> None:
+def test_nccl_is_a_library_and_no_algorithm():
     assert select(call(4, wire=torch.bfloat16), PEERS, forced="nccl").name == "all_to_all"
     assert select(call(4), PEERS, forced="nccl").name == "nccl"
 
 
-def test_what_is_fused() -> None:
+def test_what_is_fused():
     def fused(topology, *sizes, dtype=torch.float32, forced="auto", wire=None):
         return fuses(Call(dtype, "SUM", sizes, wire), "nccl", topology, DEFAULT, forced)
 
@@ -148,13 +148,13 @@ def test_lists_with_a_wire_are_cut_into_buckets(topology, wire, mib, cut):
     assert [size for part in parts for size in sizes[part]] == list(sizes)
 
 
-def test_a_call_says_what_it_is() -> None:
+def test_a_call_says_what_it_is():
     text = str(call(96, wire=torch.bfloat16, scale=0.5, tensors=3))
     assert text == "SUM of 3 tensors of float32[24] over bfloat16, times 0.5"
     assert bucket_elements((1, 16, 17)) == 64
 
 
-def test_the_variable_is_checked() -> None:
+def test_the_variable_is_checked():
     assert env.read({"FASTCOLL_ALGO": "Two_Shot"})["FASTCOLL_ALGO"] == "two_shot"
     with pytest.raises(ValueError, match="FASTCOLL_ALGO=tree"):
         env.read({"FASTCOLL_ALGO": "tree"})

@@ -9,40 +9,30 @@ import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 from peer_memory import DEVICE
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from suite_rules import full
+from training import loss_of, network
+from ways import hooked
 
 import fastcoll
-from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+from fastcoll.ddp import FusedAllreduceState
 from fastcoll.ddp.reduction import reduce_bucket
 
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3)
-    )
+WIDTH = 30  # several buckets
 
 
-def batch(step):
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    return torch.randn(5, 6, generator=generator)
-
-
-def hooked(device, wire, options):
+def trained(device, wire, options):
     """Trains with DDP and the hook; in between a part is frozen, which makes DDP anew, and thawed."""
-    model = network().to(device)
+    model = network(torch.float, WIDTH).to(device)
     states = []
     for frozen, steps in (((), 3), ((0, 2), 2), ((), 3)):
         for index, layer in enumerate(model):
             layer.requires_grad_(index not in frozen)
-        state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True)
-        ddp = DistributedDataParallel(model, bucket_cap_mb=0.002, **options)
-        ddp.register_comm_hook(state, fused_allreduce_hook)
+        own = {"wire_dtype": wire, "gradient_norm": True}
+        ddp, state = hooked(model, bucket_cap_mb=0.002, **own, **options)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         for step in range(steps):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-            ddp(batch(step).to(device)).square().mean().backward()
+            loss_of(ddp, dist.get_rank(), step).backward()
             optimizer.step()
             states.append(float(state.grad_norm()))
         del ddp
@@ -54,13 +44,10 @@ def hooked(device, wire, options):
     [
         (3, None, "auto", {}),
         (2, torch.bfloat16, "auto", {}),
-        pytest.param(
-            *(2, torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}),
-            marks=pytest.mark.full,
-        ),
+        full(2, torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}),
         (2, torch.bfloat16, "nccl", {"gradient_as_bucket_view": True}),
-        pytest.param(2, torch.float16, "nccl", {}, marks=pytest.mark.full),
-        pytest.param(2, torch.float16, "two_shot", {}, marks=pytest.mark.full),
+        full(2, torch.float16, "nccl", {}),
+        full(2, torch.float16, "two_shot", {}),
     ],
 )
 @on_ranks(world="peer_world", fresh=True)
@@ -68,10 +55,10 @@ def test_the_hook_comes_to_the_bits_of_the_cpu(size, wire, algorithm, options):
     """Over NCCL too: its sums have one rounding."""
     if algorithm != "auto":
         os.environ["FASTCOLL_ALGO"] = algorithm
-    expected, norms = hooked("cpu", wire, options)
+    expected, norms = trained("cpu", wire, options)
     recording_device.clear()
     with recording_device.no_violations():
-        found, same = hooked(DEVICE, wire, options)
+        found, same = trained(DEVICE, wire, options)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
     torch.testing.assert_close(same, norms)
@@ -97,7 +84,7 @@ def test_a_bucket_takes_at_most_two_launches():
 
 def steps_by_list(device):
     """Gradients are reduced as a list; layers are frozen and thawed, gradients kept in place and set to None."""
-    model = network().to(device)
+    model = network(torch.float, WIDTH).to(device)
     seen = []
     phases = (((), 3, False), ((0,), 3, False), ((), 2, False), ((2,), 2, True), ((), 3, True))
     step = 0
@@ -109,7 +96,7 @@ def steps_by_list(device):
         for _ in range(steps):
             step += 1
             model.zero_grad(set_to_none=to_none)
-            model(batch(step).to(device)).square().mean().backward()
+            loss_of(model, dist.get_rank(), step).backward()
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             fastcoll.all_reduce_coalesced(gradients, dist.ReduceOp.AVG)
             with torch.no_grad():

@@ -13,6 +13,7 @@ from backend import all_gather_single, reduce_scatter_single
 from device_calls import inputs_of
 from on_ranks import on_ranks
 from peer_memory import DEVICE
+from suite_rules import full
 
 
 def ring_group():
@@ -32,9 +33,7 @@ SCATTERED = [
 GATHERED = [(torch.float32, 1), (torch.bfloat16, 1001), (torch.uint8, 7), (torch.int64, 400)]
 
 
-@pytest.mark.parametrize(
-    ("size", "async_op"), [pytest.param(2, False, marks=pytest.mark.full), (3, True)]
-)
+@pytest.mark.parametrize(("size", "async_op"), [full(2, False), (3, True)])
 @on_ranks(world="peer_world")
 def test_reduce_scatter_and_all_gather(size, async_op):
     group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()

@@ -1,7 +1,5 @@
 """The benchmark of a clipped training step, on the CPU with a small model."""
 
-from pathlib import Path
-
 import pytest
 from programs import python
 
@@ -11,7 +9,7 @@ SMALL = "--layers 1 --width 64 --batch 1 --length 9 --steps 1 --rounds 1"
 
 
 @pytest.mark.full
-def test_both_ways_train_the_same_model(tmp_path: Path) -> None:
+def test_both_ways_train_the_same_model(tmp_path):
     path = tmp_path / "record.jsonl"
     given = ["--device", "cpu", *SMALL.split(), "--json", path]
     done = python("-m", "fastcoll.bench.clipped_step", *given)
@@ -23,9 +21,7 @@ def test_both_ways_train_the_same_model(tmp_path: Path) -> None:
     assert all(case["time"]["median"] > 0 < case["profile"]["launches"] for case in (ddp, ours))
 
 
-def test_losses_that_differ_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_that_differ_are_an_error(monkeypatch, capsys):
     from fastcoll.bench import clipped_step
 
     time = dict.fromkeys(("median", "lower", "upper"), 1e3)

@@ -27,7 +27,7 @@ def revision(root: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
 CHECKOUT = ("setup.py", "bench/conditions.py")
 
 
-def test_a_checkout_has_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_has_a_commit(tmp_path, monkeypatch):
     repository(tmp_path, *CHECKOUT)
     commit = revision(tmp_path, monkeypatch)
     assert commit is not None and re.fullmatch("[0-9a-f]{40}", commit)
@@ -35,9 +35,7 @@ def test_a_checkout_has_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert revision(tmp_path, monkeypatch) == commit + "+"
 
 
-def test_the_repository_of_a_user_is_not_fastcolls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_repository_of_a_user_is_not_fastcolls(tmp_path, monkeypatch):
     inner = Path(".venv/lib/python3/site-packages/fastcoll")
     installed = tmp_path / inner
     (installed / "bench").mkdir(parents=True)

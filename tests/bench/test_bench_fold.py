@@ -11,7 +11,6 @@ from backend import beyond_gloo
 from bench_ranks import FEW, run_on
 from on_ranks import on_ranks
 from oracle import folded, sample
-from world import Worlds
 
 from fastcoll.bench.collectives import build_case
 from fastcoll.bench.fold import FoldPeer, fold
@@ -20,7 +19,7 @@ from fastcoll.bench.peer import bind
 SERVED = ("all_reduce", "reduce_scatter", "reduce")
 
 
-def test_it_runs_beside_the_others_and_names_what_it_lacks(world: Worlds) -> None:
+def test_it_runs_beside_the_others_and_names_what_it_lacks(world):
     kinds = ("-b", "4K", "-e", "4K", "-d", "float,int32", "-o", "sum,avg,max")
     given = (*SERVED, "broadcast", *FEW, *kinds, "--backend", "fastcoll,gloo-fold,nccl-fold")
     record = run_on(world, 2, *given).record
@@ -39,7 +38,7 @@ def test_it_runs_beside_the_others_and_names_what_it_lacks(world: Worlds) -> Non
 
 @beyond_gloo("gloo sums in another order")
 @on_ranks(2, 3, 4)
-def test_its_bits_are_those_of_fastcoll(size: int) -> None:
+def test_its_bits_are_those_of_fastcoll(size):
     rank, device = dist.get_rank(), torch.device("cpu")
     peer = FoldPeer("gloo-fold", timedelta(seconds=30))
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -59,6 +58,6 @@ def test_its_bits_are_those_of_fastcoll(size: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", range(1, 10))
-def test_the_tree(ranks: int) -> None:
+def test_the_tree(ranks):
     terms = [sample(rank, (999,), torch.float32) for rank in range(ranks)]
     assert torch.equal(fold([term.clone() for term in terms]), folded(terms, torch.add))

@@ -29,7 +29,7 @@ def gathered(gpus: int) -> object:
 
 
 @pytest.mark.parametrize("gpus", [2, 3])
-def test_all_ranks_learn_the_same(world, gpus: int) -> None:
+def test_all_ranks_learn_the_same(world, gpus):
     answers = world(3).run(gathered, gpus, init=False)
     assert answers[0] == answers[1] == answers[2]
     if gpus == 2:

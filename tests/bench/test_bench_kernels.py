@@ -1,8 +1,6 @@
 """The benchmark of the kernels, as far as no GPU is needed."""
 
 import argparse
-from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -17,24 +15,20 @@ from fastcoll.kernels.peers import PeerFault
 
 
 @pytest.mark.full
-def test_every_candidate_does_the_same_work(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_candidate_does_the_same_work(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # kernels are interpreted here
     status = kernels.main(["--check"])
     assert (status, capsys.readouterr().out) == (0, "# wrong candidates: 0 OK\n")
 
 
 @pytest.mark.parametrize("bench", [kernels, engine], ids=["kernels", "engine"])
-def test_without_a_gpu_it_says_so(
-    bench: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_so(bench, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench.main([]) == 2
     assert capsys.readouterr().err.startswith(f"{bench.__name__}: torch finds no CUDA device")
 
 
-def test_a_wrong_candidate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_candidate_is_found(monkeypatch):
     monkeypatch.setattr(kernel_cases, "SCALE", 0.5)
     case = kernel_cases.flatten_case("m", [[(9,)]], torch.device("cpu"))
     monkeypatch.setattr(kernel_cases, "SCALE", 0.25)  # of the oracle, after the launch was prepared
@@ -42,15 +36,13 @@ def test_a_wrong_candidate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("shapes", "buckets"), [(resnet50(), 5), (gpt2_medium(), 37)])
-def test_buckets_are_those_of_ddp(shapes: list[tuple[int, ...]], buckets: int) -> None:
+def test_buckets_are_those_of_ddp(shapes, buckets):
     found = kernel_cases.bucketed(shapes)
     assert len(found) == buckets
     assert [shape for bucket in found for shape in bucket] == shapes[::-1]
 
 
-def test_what_fails_is_recorded_and_the_rest_is_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_fails_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_path):
     """Time on a device is short: one wrong result must not cost all others. Here a graph replays nothing."""
     cpu = torch.device("cpu")
     wrong = kernel_cases.flatten_case("wrong", [[(9,)]], cpu)

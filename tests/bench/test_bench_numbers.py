@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def case_of(name: str, size: int = 1 << 16, rank: int = 0, ranks: int = 4, **oth
     return build_case(name, size, rank=rank, world_size=ranks, **arguments)
 
 
-def test_bandwidths_are_in_gigabytes_per_second() -> None:
+def test_bandwidths_are_in_gigabytes_per_second():
     for name, bus in (("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0)):
         assert bandwidths(name, 10**9, 4, 1e6) == pytest.approx((1.0, bus))
     assert bandwidths("barrier", 0, 4, 1e6) == (0.0, 0.0)
@@ -36,7 +35,7 @@ def test_bandwidths_are_in_gigabytes_per_second() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_timed_data_stay_finite_and_no_zeros(ranks: int, op: str, dtype: str) -> None:
+def test_timed_data_stay_finite_and_no_zeros(ranks, op, dtype):
     """Of calls in place, whose results are the next call's data."""
     case = case_of("all_reduce", 64, 0, ranks, dtype=getattr(torch, dtype), op=op)
 
@@ -58,9 +57,7 @@ def test_timed_data_stay_finite_and_no_zeros(ranks: int, op: str, dtype: str) ->
         (2, 2, "RMc(c)Rc(c)Rc(c)Rc(c)Rc(c)"),
     ],
 )
-def test_data_are_refreshed_outside_of_the_timed_calls(
-    lifetime: int | None, warmup: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_are_refreshed_outside_of_the_timed_calls(lifetime, warmup, expected, monkeypatch):
     done: list[str] = []
 
     def timed(call: Call, calls: int) -> list[float]:
@@ -78,7 +75,7 @@ def test_data_are_refreshed_outside_of_the_timed_calls(
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"barrier", "all_reduce"}))
-def test_the_floor_copies_no_zeros(name: str) -> None:
+def test_the_floor_copies_no_zeros(name):
     case = case_of(name, rank=int(name in ("broadcast", "scatter")))
     case.reset()
     case.receive.zero_()
@@ -90,7 +87,7 @@ def test_the_floor_copies_no_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_buffers_have_the_size_and_no_zeros(name: str) -> None:
+def test_buffers_have_the_size_and_no_zeros(name):
     """The larger one has the size."""
     case = case_of(name, 1000)
     case.reset()
@@ -102,25 +99,25 @@ def test_buffers_have_the_size_and_no_zeros(name: str) -> None:
     assert case_of(name, 1).count == (name != "barrier")
 
 
-def test_quartiles() -> None:
+def test_quartiles():
     summary = summarise([5.0, 1.0, 2.0, 4.0, 3.0])
     assert (summary.minimum, summary.lower, summary.median) == (1, 2, 3)
     assert (summary.upper, summary.maximum, summary.mean, summary.count) == (4, 5, 3, 5)
     assert summarise([7.0]).median == summarise([7.0]).upper == 7
 
 
-def test_every_round_has_as_many_calls() -> None:
+def test_every_round_has_as_many_calls():
     assert (Plan(100, 10, 2).turns, Plan(100, 10, 2).calls) == (10, 10)
     assert (Plan(7, 3, 2).turns, Plan(7, 3, 2).calls) == (3, 3)
     assert (Plan(2, 5, 2).turns, Plan(2, 5, 2).calls) == (2, 1)
 
 
-def test_fast_calls_fill_the_turn() -> None:
+def test_fast_calls_fill_the_turn():
     plan = Plan(100, 10, 2, turn_milliseconds=2.0)
     assert [plan.calls_of(time) for time in (5.0, 150.0, 1000.0, 0.0)] == [400, 13, 10, 1000]
 
 
-def test_oracle_sees_a_shift_and_a_result_that_was_never_written() -> None:
+def test_oracle_sees_a_shift_and_a_result_that_was_never_written():
     case = case_of("all_gather", 1 << 20)
     oracle.fill(case, 1)
     assert oracle.count_wrong(case, 1) == case.receive.numel()
@@ -138,7 +135,7 @@ def statistics(median: float, minimum: float) -> dict:
     return {"time": time, "wrong": 0}
 
 
-def test_rows_of_the_table_and_averages() -> None:
+def test_rows_of_the_table_and_averages():
     case = {
         "collective": "all_reduce", "size": 65536, "count": 16384, "dtype": "float", "op": "sum",
         "other_processes_percent": 3.4,
@@ -163,7 +160,7 @@ def test_rows_of_the_table_and_averages() -> None:
     assert [line.split()[-1] for line in small[:3]] == ["-"] * 3  # the floor
 
 
-def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_library() -> None:
+def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_library():
     backends = {"a": statistics(10.0, 9.0), "b": statistics(20.0, 6.0), "c": statistics(40.0, 36.0)}
     case = {"backends": backends}
 
@@ -187,7 +184,7 @@ def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_lib
     assert ["faster than gloo, or where" in legend for legend in legends] == [False, True]
 
 
-def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -> None:
+def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind():
     mpi = "Intel(R) MPI Library 2021.18.1 for Linux* OS"
     times = {
         4: {"fastcoll": 4.0, "gloo": 568.0, "mpi": 1.0, "ccl": 9.0},
@@ -234,7 +231,7 @@ def test_the_last_line_tells_where_fastcoll_is_faster_and_where_it_is_behind() -
     assert answers({4: {"gloo": 1.0}}) == answers({4: {"fastcoll": 1.0}}) == []
 
 
-def test_what_ddp_adds() -> None:
+def test_what_ddp_adds():
     times = [("one", 20.0, 14.0), ("one", 50.0, 44.0), ("many", 9.0, 9.0)]
     row = {
         "alone": {"time": {"median": 10.0, "minimum": 9.0}},
@@ -247,7 +244,7 @@ def test_what_ddp_adds() -> None:
     assert added(row) == list(zip(row["cases"], expected, strict=True))
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "deep" / "record.jsonl"
     record = {
         "date": "today",
@@ -272,15 +269,13 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("name", "tensors", "parameters"),
     [("resnet50", 161, 25_557_032), ("mlp", 12, 25_178_112), ("gpt2-medium", 292, 354_823_168)],
 )
-def test_models_have_the_published_number_of_parameters(
-    name: str, tensors: int, parameters: int
-) -> None:
+def test_models_have_the_published_number_of_parameters(name, tensors, parameters):
     shapes = MODELS[name]()
     assert len(shapes) == tensors
     assert sum(map(math.prod, shapes)) == parameters
 
 
-def test_gradients_become_ready_from_the_last_parameter_to_the_first() -> None:
+def test_gradients_become_ready_from_the_last_parameter_to_the_first():
     model = EmulatedModel([(3, 4), (5,), (2,)], torch.zeros(19), 3.0, gflop=0.1)
     ready: list[int] = []
     for index, weight in enumerate(model.parameters()):

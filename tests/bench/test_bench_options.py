@@ -14,7 +14,7 @@ READ |= {"8MB": 8 * MIB, "8MiB": 8 * MIB}
 WRITTEN = {0: "0 B", 1023: "1023 B", 64 * KIB: "64 KiB", 1536 * KIB: "1536 KiB", MIB: "1 MiB"}
 
 
-def test_sizes_are_read_and_written() -> None:
+def test_sizes_are_read_and_written():
     assert {text: parse_size(text) for text in READ} == READ
     assert {size: size_text(size) for size in WRITTEN} == WRITTEN
     for text in ("", "K", "4X", "-4", "four", "1e400", "nan"):
@@ -22,14 +22,14 @@ def test_sizes_are_read_and_written() -> None:
             parse_size(text)
 
 
-def test_sizes_grow_by_the_factor_and_end_within_the_limit() -> None:
+def test_sizes_grow_by_the_factor_and_end_within_the_limit():
     assert list(sizes(4, 64, 4)) == [4, 16, 64]
     assert list(sizes(4, 63, 4)) == [4, 16]
     assert list(sizes(1, 4, 1.1)) == [1, 2, 3, 4]
     assert list(sizes(0, 1, 2)) == [0, 1]
 
 
-def test_flags_of_nccl_tests() -> None:
+def test_flags_of_nccl_tests():
     flags = "all_reduce broadcast -b 8 -e 1M -f 2 -n 7 -w 3 -o sum,max -d float,bfloat16 -c 0"
     options = parse([*flags.split(), "--backend", "gloo,fastcoll,gloo"])
     assert options.names == ("all_reduce", "broadcast")
@@ -39,7 +39,7 @@ def test_flags_of_nccl_tests() -> None:
     assert options.backends == ("gloo", "fastcoll")
 
 
-def test_defaults() -> None:
+def test_defaults():
     options = parse([])
     assert (options.names, options.minbytes) == (("all_reduce",), 4)
     assert options.backends == ("fastcoll", "gloo")
@@ -57,7 +57,7 @@ WRONG += ["--cold -b 32K", "--cold --device cuda"]
 
 
 @pytest.mark.parametrize("flags", WRONG)
-def test_wrong_flags_end_with_status_2(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_end_with_status_2(flags, capsys):
     with pytest.raises(SystemExit) as end:
         parse(flags.split(), MODELS)
     assert end.value.code == 2

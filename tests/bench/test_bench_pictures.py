@@ -1,9 +1,9 @@
 """The pictures of the pages: drawn from their records, as text and short paths, and known to be out of date."""
 
 import re
-from pathlib import Path
 
 import pytest
+from suite_rules import full
 
 pytest.importorskip("matplotlib")
 
@@ -12,9 +12,9 @@ import pictures
 from svg import carried_digest, digest
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
+@pytest.mark.parametrize("theme", ["light", full("dark")])
 @pytest.mark.parametrize("name", pictures.PICTURES)
-def test_a_picture_carries_the_digest_of_its_records(tmp_path: Path, name: str, theme: str) -> None:
+def test_a_picture_carries_the_digest_of_its_records(tmp_path, name, theme):
     path = tmp_path / f"{name}_{theme}.svg"
     pictures.redraw(path)
     svg = path.read_text()
@@ -25,7 +25,7 @@ def test_a_picture_carries_the_digest_of_its_records(tmp_path: Path, name: str, 
     assert path.read_text() == svg
 
 
-def test_a_picture_that_is_missing_or_of_another_record_is_stale(tmp_path: Path) -> None:
+def test_a_picture_that_is_missing_or_of_another_record_is_stale(tmp_path):
     files = [f"{name}_{theme}.svg" for name in pictures.PICTURES for theme in drawings.THEMES]
     assert pictures.stale(tmp_path) == files
     pictures.redraw(tmp_path / files[0])
@@ -35,7 +35,7 @@ def test_a_picture_that_is_missing_or_of_another_record_is_stale(tmp_path: Path)
     assert pictures.stale(tmp_path) == files
 
 
-def test_faults_are_those_of_both_backends_in_the_order_of_gloo() -> None:
+def test_faults_are_those_of_both_backends_in_the_order_of_gloo():
     verdicts = [
         ("hang", "as wanted"),
         ("not played", "as wanted"),
@@ -58,7 +58,7 @@ def case_of(size: int, collective: str = "all_reduce", **times: float) -> dict[s
     return {"collective": collective, "size": size, "backends": backends}
 
 
-def test_the_caption_of_all_reduce_is_about_its_cases_only() -> None:
+def test_the_caption_of_all_reduce_is_about_its_cases_only():
     cases = [
         case_of(4, gloo=100.0, mpi=1.0, fastcoll=4.0, fastcoll_plan=0.5),
         case_of(1024, gloo=90.0, mpi=3.0, fastcoll=4.0, fastcoll_plan=5.0),
@@ -71,7 +71,7 @@ def test_the_caption_of_all_reduce_is_about_its_cases_only() -> None:
     )
 
 
-def test_the_floor_is_drawn_from_64_kib() -> None:
+def test_the_floor_is_drawn_from_64_kib():
     (record,) = pictures.PICTURES["all_reduce"].read()
     floor, *_ = drawings.draw_all_reduce([record], drawings.THEMES["light"]).axes[0].lines[::-1]
     drawn = [size for size, time in zip(*floor.get_data(), strict=True) if time == time]

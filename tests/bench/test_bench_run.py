@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import sys
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from bench_ranks import FEW, SHORT, run_on
 from programs import python
 from torch.nn.parallel import DistributedDataParallel
-from world import Worlds
 
 from fastcoll._launch import launch
 from fastcoll.bench import sweep
@@ -20,7 +18,7 @@ from fastcoll.bench.record import read_record
 
 
 @pytest.mark.full
-def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
+def test_the_command_starts_ranks_and_writes_its_record(tmp_path):
     path = tmp_path / "deep" / "result.jsonl"
     given = ["all_reduce", *FEW, "-b", "4", "-e", "4", "--nproc", "1", "--json", path]
     ended = python("-m", "fastcoll.bench", *given, "--backend", "fastcoll,absent")
@@ -37,7 +35,7 @@ def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
     assert [case["size"] for case in record["cases"]] == [4]
 
 
-def test_all_collectives_side_by_side(world: Worlds) -> None:
+def test_all_collectives_side_by_side(world):
     backends = "fastcoll,absent,gloo,fake,mpi,fastcoll-shared"
     ended = run_on(world, 2, "all", *SHORT, "--backend", backends)
     assert "# wrong elements: 0 OK" in ended.stdout
@@ -63,9 +61,7 @@ def test_all_collectives_side_by_side(world: Worlds) -> None:
             assert len(backend["rank_medians"]) == 2
 
 
-def test_a_read_of_the_result_is_timed_with_the_call(
-    world: Worlds, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_of_the_result_is_timed_with_the_call(world, monkeypatch):
     ended = run_on(world, 2, *SHORT, "--read", "-c", "0", "--backend", "fastcoll")
     assert "# results were not verified" in ended.stdout
     assert [case["floor"] for case in ended.cases] == [None, None]
@@ -79,7 +75,7 @@ def test_a_read_of_the_result_is_timed_with_the_call(
     assert done == ["call", "call", "read"]  # the first call is untimed
 
 
-def test_cold_calls_take_all_buffers_in_turn(world: Worlds) -> None:
+def test_cold_calls_take_all_buffers_in_turn(world):
     given = ("all_reduce", "all_gather", "--cold", "-e", "64K", "--backend", "corrupting,gloo,fake")
     ended = run_on(world, 2, *given, *FEW, module="altered_rank", status=1)
     record = ended.record
@@ -96,7 +92,7 @@ def test_cold_calls_take_all_buffers_in_turn(world: Worlds) -> None:
         assert case["backends"]["gloo"]["wrong"] == 0
 
 
-def test_calls_in_rotation() -> None:
+def test_calls_in_rotation():
     made: list[int] = []
     data = Mock(reset=lambda: made.append(-1))
     calls = [lambda number=number: made.append(number) for number in range(3)]
@@ -108,7 +104,7 @@ def test_calls_in_rotation() -> None:
     assert made == [0, 1, 2, 0, 1, -1, -1, 0]
 
 
-def test_every_type_and_reduction_is_verified(world: Worlds) -> None:
+def test_every_type_and_reduction_is_verified(world):
     """No right result is taken for a wrong one, and a changed element is counted."""
     kinds = ("-b", "40K", "-e", "40K", "-d", "all", "-o", "all", "--turn-ms", "0")
     given = (*FEW, *kinds, "--backend", "fastcoll,corrupting")
@@ -119,7 +115,7 @@ def test_every_type_and_reduction_is_verified(world: Worlds) -> None:
         assert case["backends"]["corrupting"]["wrong"] == 2, case
 
 
-def test_wrong_results_end_with_status_1_and_refusals_are_named(world: Worlds) -> None:
+def test_wrong_results_end_with_status_1_and_refusals_are_named(world):
     given = ("all", *SHORT, "-r", "1", "--backend", "corrupting,refusing,gloo")
     ended = run_on(world, 2, *given, module="altered_rank", status=1)
     assert ended.stdout.splitlines()[-1] == "# wrong elements: 36 FAILED"
@@ -147,9 +143,7 @@ BATCHED = "batched_grad_copy" in inspect.signature(DistributedDataParallel).para
     ],
     ids=["new gradients", "kept gradients"],
 )
-def test_steps_of_ddp_are_verified(
-    world: Worlds, flags: list[str], backends: list[str], said: str
-) -> None:
+def test_steps_of_ddp_are_verified(world, flags, backends, said):
     given = ("ddp", "small", *flags, *FEW, "--backend", ",".join([*backends, "fake"]))
     ended = run_on(world, 2, *given, module="altered_rank")
     assert said in ended.stdout
@@ -160,12 +154,12 @@ def test_steps_of_ddp_are_verified(
     assert flags or len(kinds) == 2 * len(backends)  # default buckets, and one bucket
 
 
-def test_nothing_to_measure_ends_with_status_2(world: Worlds) -> None:
+def test_nothing_to_measure_ends_with_status_2(world):
     ended = run_on(world, 1, "all_reduce", *SHORT, "--backend", "absent", status=2)
     assert "# nothing was measured" in ended.stdout
 
 
-def test_the_status_of_a_rank_that_fails_is_passed_on() -> None:
+def test_the_status_of_a_rank_that_fails_is_passed_on():
     script = "import os, sys, time; time.sleep(60) if os.environ['RANK'] == '9' else sys.exit(7)"
     assert launch([sys.executable, "-c", script], 2) == 7
     assert launch([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 1) == 137

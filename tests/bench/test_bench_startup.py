@@ -1,7 +1,5 @@
 """The benchmark of how long a command takes to start."""
 
-from pathlib import Path
-
 import pytest
 
 from fastcoll.bench import startup
@@ -9,7 +7,7 @@ from fastcoll.bench.record import read_record
 
 
 @pytest.mark.full
-def test_each_command_is_timed(tmp_path: Path) -> None:
+def test_each_command_is_timed(tmp_path):
     path = tmp_path / "record.jsonl"
     assert startup.main(["--rounds", "2", "--json", str(path)]) == 0
     times = {case["command"]: case["time"] for case in read_record(path)["cases"]}

@@ -46,9 +46,7 @@ def each_shape(collective, op="SUM", dtype=torch.float, shapes=SHAPES, **options
 
 
 @pytest.mark.parametrize(
-    ("collective", "dtype"),
-    collectives([*MOVING, "gather_single"], MOVED, GLOO_MOVES),
-    ids=name_of,
+    ("collective", "dtype"), collectives([*MOVING, "gather_single"], MOVED, GLOO_MOVES), ids=name_of
 )
 def test_type(world, collective, dtype):
     splits = UNEVEN if collective == "all_to_all_single" else ()
@@ -56,9 +54,7 @@ def test_type(world, collective, dtype):
 
 
 @pytest.mark.parametrize(
-    ("collective", "dtype"),
-    collectives(REDUCING[1:], REDUCED, GLOO_REDUCES),
-    ids=name_of,
+    ("collective", "dtype"), collectives(REDUCING[1:], REDUCED, GLOO_REDUCES), ids=name_of
 )
 def test_operation_and_type(world, collective, dtype):
     """Of each type one operation takes the long messages, which need most of the time."""

@@ -73,7 +73,7 @@ def test_at_every_edge(name):
 
 @beyond_gloo("has no fastcoll.Options")
 @on_ranks(2)
-def test_small_rings_and_segments() -> None:
+def test_small_rings_and_segments():
     """In the smallest ring, and in segments of a line."""
     import fastcoll
     import fastcoll.tuning

@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from on_ranks import on_ranks
 from oracle import assert_reduced, assert_same, sample
+from suite_rules import full
 
 
 def of_all(shape=(6, 4), seed=0):
@@ -77,7 +78,7 @@ def step_in_place(x):
     return y * 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backend", ["aot_eager", full("inductor")])
 @on_ranks(2)
 def test_compiled(backend):
     given = sample(dist.get_rank(), (6, 4), torch.float)

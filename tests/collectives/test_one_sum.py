@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo, name_of, reduce_scatter_single
-from on_ranks import on_ranks
-from oracle import assert_same
+from suite_rules import full
 from torch import Tensor
 
 import fastcoll
@@ -207,9 +206,7 @@ SHORT = ["00", "01", "000", "012", "0000", "0101", "0000000", "0120011", "000000
 FULL = ["001", "0012", "00000", "00112", "000000", "012012", "0001122", "01201201"]
 
 
-@pytest.mark.parametrize(
-    "hosts", [*SHORT, *(pytest.param(hosts, marks=pytest.mark.full) for hosts in FULL)]
-)
+@pytest.mark.parametrize("hosts", [*SHORT, *(full(hosts) for hosts in FULL)])
 def test_messages(world, hosts):
     world(len(hosts)).run(go_every_way, hosts, range(SMALL[len(hosts)]), 4, MIB)
 
@@ -226,18 +223,3 @@ def test_long_messages(world, hosts):
 def test_messages_of_64_mib(world, hosts):
     """Two messages, one of each number of ranks."""
     world(len(hosts)).run(go_every_way, hosts, range(200, 201), 64 * MIB, 64 * MIB)
-
-
-@on_ranks(2, 4, 8)
-def test_sum_is_a_fold_of_what_all_gather_returns():
-    """With 2, 4 or 8 ranks, plain torch makes the same sum: it adds neighbours in pairs."""
-    random = torch.Generator().manual_seed(dist.get_rank())
-    for count in (1, 1000, 300_001):
-        size = 10.0 ** torch.randint(-8, 9, (count,), generator=random)
-        tensor = size * torch.randn(count, generator=random)
-        rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, tensor)
-        while len(rows) > 1:
-            rows = [left + right for left, right in zip(rows[::2], rows[1::2], strict=True)]
-        dist.all_reduce(tensor)
-        assert_same(tensor, rows[0])

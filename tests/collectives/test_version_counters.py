@@ -39,7 +39,7 @@ def changed(later: bool, group: dist.ProcessGroup | None = None) -> dict[str, li
 @plays(54)
 @pytest.mark.parametrize("later", [False, True], ids=["synchronous", "asynchronous"])
 @on_ranks(2)
-def test_the_same_tensors_as_with_gloo(later) -> None:
+def test_the_same_tensors_as_with_gloo(later):
     ours = changed(later)
     group = dist.new_group(backend="gloo")
     gloos = changed(later, group)
@@ -49,7 +49,7 @@ def test_the_same_tensors_as_with_gloo(later) -> None:
 
 
 @on_ranks(2)
-def test_what_autograd_saved_may_be_reduced_in_place() -> None:
+def test_what_autograd_saved_may_be_reduced_in_place():
     weight = torch.ones(4, requires_grad=True)
     hidden = (weight * 2).relu()
     dist.all_reduce(hidden.detach())

@@ -94,8 +94,7 @@ void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int s
     const JobRef job = open[at];
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
     while (chance(own, 3)) engine->waitUntil(*job->completion, Clock::now() + Milliseconds(1));
-    engine->wait(*job->completion);
-    job->check();
+    finish(*engine, *job);
   };
   for (int i = 0; i < steps; ++i) {
     const Plan plan = drawAny(shared, me.size, most);
@@ -172,10 +171,7 @@ void manyOutstanding(Rank& me) {
     engine->submit(open.back());
   }
   std::reverse(open.begin(), open.end());
-  for (const auto& job : open) {
-    engine->wait(*job->completion);
-    job->check();
-  }
+  for (const auto& job : open) finish(*engine, *job);
 }
 
 }  // namespace

@@ -44,8 +44,7 @@ void endsUnderWaiters(Rank& me) {
             engine->runInline(task);
           } else {
             engine->submit(task);
-            engine->wait(*task->completion);
-            task->check();
+            finish(*engine, *task);
           }
         } catch (const Error&) {
           ++failed;

@@ -18,14 +18,10 @@ void threadsAndGroups(Rank& me) {
       open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 2000), me.rank, me.size));
       engine->submit(open.back());
       if (open.size() < 4) continue;
-      engine->wait(*open.front()->completion);
-      open.front()->check();
+      finish(*engine, *open.front());
       open.erase(open.begin());
     }
-    for (const auto& job : open) {
-      engine->wait(*job->completion);
-      job->check();
-    }
+    for (const auto& job : open) finish(*engine, *job);
   });
 }
 
@@ -43,8 +39,7 @@ void crossedOrder(Rank& me) {
     }
     for (int step = 0; step < 2; ++step) {
       const int g = (me.rank + i + step) % 2;
-      engines[g]->wait(*jobs[g]->completion);
-      jobs[g]->check();
+      finish(*engines[g], *jobs[g]);
     }
   }
 }
@@ -85,8 +80,7 @@ void comeAndGo(Rank& me) {
     for (int i = 0; i < 3; ++i) {
       const auto job = std::make_shared<Job>(drawAny(shared, me.size, 3000), me.rank, me.size);
       engine->submit(job);
-      engine->wait(*job->completion);
-      job->check();
+      finish(*engine, *job);
     }
     if (round % 3 == 0) engine->shutdown();
   }

@@ -27,11 +27,14 @@ int often(int repetitions) {
   return std::max(1, repetitions * effort / kFewer);
 }
 
-const char* const kFailed = "failed";
-
 namespace {
 
-class MemoryMeeting : public Meeting {
+/// Key that is set when a rank has failed: it ends all other ranks' waits, so the first cause is
+/// reported soon.
+constexpr const char* kFailed = "failed";
+
+/// Where ranks that are threads meet.
+class MemoryStore : public KeyValueStore {
  public:
   void set(const std::string& key, const std::string& value) override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -51,10 +54,10 @@ class MemoryMeeting : public Meeting {
   std::map<std::string, std::string> values_;
 };
 
-/// One file for each key; a rename makes each value appear atomically.
-class FolderMeeting : public Meeting {
+/// Where processes meet. One file for each key; a rename makes each value appear atomically.
+class FolderStore : public KeyValueStore {
  public:
-  explicit FolderMeeting(std::string folder) : folder_(std::move(folder)) {}
+  explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}
   void set(const std::string& key, const std::string& value) override {
     static std::atomic<int> writes{0};
     const std::string fresh = concat(folder_, "/.", ::getpid(), ".", ++writes);
@@ -83,17 +86,17 @@ class FolderMeeting : public Meeting {
 
 class PrefixStore : public KeyValueStore {
  public:
-  PrefixStore(std::shared_ptr<Meeting> meeting, std::string prefix)
-      : meeting_(std::move(meeting)), prefix_(std::move(prefix)) {}
+  PrefixStore(std::shared_ptr<KeyValueStore> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
   void set(const std::string& key, const std::string& value) override {
-    meeting_->set(prefix_ + key, value);
+    store_->set(prefix_ + key, value);
   }
   bool tryGet(const std::string& key, std::string& value) override {
-    return meeting_->tryGet(prefix_ + key, value);
+    return store_->tryGet(prefix_ + key, value);
   }
 
  private:
-  std::shared_ptr<Meeting> meeting_;
+  std::shared_ptr<KeyValueStore> store_;
   const std::string prefix_;
 };
 
@@ -118,13 +121,6 @@ Watch& watched() {
 
 }  // namespace
 
-std::shared_ptr<Meeting> meetingInMemory() {
-  return std::make_shared<MemoryMeeting>();
-}
-std::shared_ptr<Meeting> meetingInFolder(const std::string& folder) {
-  return std::make_shared<FolderMeeting>(folder);
-}
-
 Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   EngineConfig config;
   config.name = name;
@@ -138,7 +134,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.settings.hostId = options.hostId;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
-      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.network);
+      config, std::make_unique<PrefixStore>(store_, "group/" + name + "/"), options.network);
 }
 
 Engine Rank::usedGroup(const std::string& name, const GroupOptions& options) {
@@ -151,7 +147,7 @@ Engine Rank::usedGroup(const std::string& name, const GroupOptions& options) {
 std::string Rank::read(const std::string& key) const {
   std::string value;
   const auto end = Clock::now() + Milliseconds(60000);
-  while (!meeting_->tryGet(key, value)) {
+  while (!store_->tryGet(key, value)) {
     REQUIRE(Clock::now() < end, "rank ", rank, " waits for ", key);
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
@@ -166,7 +162,7 @@ void Rank::sync() {
 
 void together(int threads, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> problems(static_cast<std::size_t>(threads));
-  std::vector<std::thread> running;
+  std::vector<std::jthread> running;
   for (int i = 0; i < threads; ++i) {
     running.emplace_back([&, i] {
       try {
@@ -176,36 +172,33 @@ void together(int threads, const std::function<void(int)>& body) {
       }
     });
   }
-  for (auto& thread : running) thread.join();
+  running.clear();  // joins
   for (const auto& problem : problems) {
     if (problem) std::rethrow_exception(problem);
   }
 }
 
 void runAsThreads(int ranks, const Body& body) {
-  const auto meeting = meetingInMemory();
+  const auto store = std::make_shared<MemoryStore>();
   std::mutex mutex;
   std::string problems;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < ranks; ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        Rank rank(meeting, i, ranks, false);
-        body(rank);
-      } catch (const std::exception& error) {
-        std::lock_guard<std::mutex> lock(mutex);
-        problems += concat("\n  rank ", i, ": ", error.what());
-        meeting->set(kFailed, "yes");
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  together(ranks, [&](int i) {
+    try {
+      Rank rank(store, i, ranks, false);
+      body(rank);
+    } catch (const std::exception& error) {
+      std::lock_guard<std::mutex> lock(mutex);
+      problems += concat("\n  rank ", i, ": ", error.what());
+      store->set(kFailed, "yes");
+    }
+  });
   if (!problems.empty()) throw std::runtime_error(problems);
 }
 
 void runAsProcesses(int ranks, const Body& body, int dies) {
   char folder[] = "/tmp/fastcoll-stress-XXXXXX";
   REQUIRE(::mkdtemp(folder) != nullptr);
+  const auto store = std::make_shared<FolderStore>(folder);
   std::vector<pid_t> children;
   for (int i = 0; i < ranks; ++i) {
     const pid_t child = ::fork();
@@ -216,11 +209,11 @@ void runAsProcesses(int ranks, const Body& body, int dies) {
     }
     int status = 0;
     try {
-      Rank rank(meetingInFolder(folder), i, ranks, true);
+      Rank rank(store, i, ranks, true);
       body(rank);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %d: %s\n", i, error.what());
-      meetingInFolder(folder)->set(kFailed, "yes");
+      store->set(kFailed, "yes");
       status = 1;
     }
     std::exit(status);  // runs the leak check and fastcoll's exit handlers

@@ -28,19 +28,6 @@ using Random = std::mt19937_64;
     }                                                                                      \
   } while (false)
 
-/// Where the ranks of one test meet: in memory for threads, in a folder for processes.
-class Meeting {
- public:
-  virtual ~Meeting() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual bool tryGet(const std::string& key, std::string& value) = 0;
-};
-/// Key that is set when a rank has failed: it ends all other ranks' waits, so the first cause is
-/// reported soon.
-extern const char* const kFailed;
-std::shared_ptr<Meeting> meetingInMemory();
-std::shared_ptr<Meeting> meetingInFolder(const std::string& folder);
-
 struct GroupOptions {
   std::size_t ringBytes = 16384;  // small, so a little data takes many segments
   TuningTable tuning;
@@ -53,8 +40,8 @@ struct GroupOptions {
 /// One rank of a test.
 class Rank {
  public:
-  Rank(std::shared_ptr<Meeting> meeting, int rank, int size, bool process)
-      : rank(rank), size(size), process(process), meeting_(std::move(meeting)) {}
+  Rank(std::shared_ptr<KeyValueStore> store, int rank, int size, bool process)
+      : rank(rank), size(size), process(process), store_(std::move(store)) {}
 
   const int rank;
   const int size;
@@ -67,12 +54,12 @@ class Rank {
   Engine usedGroup(const std::string& name, const GroupOptions& options = {});
   /// Waits for all ranks, without fastcoll.
   void sync();
-  void note(const std::string& key, const std::string& value) { meeting_->set(key, value); }
+  void note(const std::string& key, const std::string& value) { store_->set(key, value); }
   /// Waits for a note.
   std::string read(const std::string& key) const;
 
  private:
-  std::shared_ptr<Meeting> meeting_;
+  std::shared_ptr<KeyValueStore> store_;
   int syncs_ = 0;
 };
 
@@ -170,6 +157,8 @@ using JobRef = std::shared_ptr<Job>;
 Plan sum(std::size_t count);
 JobRef job(const Rank& me, const Plan& plan, int timeoutMs = 30000);
 
+/// Waits for a submitted job and checks its result.
+void finish(CpuEngine& engine, const Job& job);
 /// Runs the plan and checks its result.
 void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan);
 

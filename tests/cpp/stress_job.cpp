@@ -375,6 +375,11 @@ JobRef job(const Rank& me, const Plan& plan, int timeoutMs) {
   return std::make_shared<Job>(plan, me.rank, me.size, Milliseconds(timeoutMs));
 }
 
+void finish(CpuEngine& engine, const Job& job) {
+  engine.wait(*job.completion);
+  job.check();
+}
+
 void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan) {
   const auto job = std::make_shared<Job>(plan, me.rank, me.size);
   engine.runInline(job);

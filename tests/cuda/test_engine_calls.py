@@ -18,7 +18,7 @@ SOURCE, TARGET = 0x1000, 0x2000
         ("reduce", SOURCE, 0),
     ],
 )
-def test_no_rank_gives_nccl_a_null_address(collective: str, source: int, target: int) -> None:
+def test_no_rank_gives_nccl_a_null_address(collective, source, target):
     """A graph registers what it is given, on all ranks or on none."""
     nccl = RecordedNccl()
     nccl.issue(collective, (source, 8 if source else 0), (target, 8 if target else 0))
@@ -27,7 +27,7 @@ def test_no_rank_gives_nccl_a_null_address(collective: str, source: int, target:
     assert arguments[:3] == (source or target, target or source, 8)
 
 
-def test_a_function_that_nccl_lacks_is_named() -> None:
+def test_a_function_that_nccl_lacks_is_named():
     nccl = RecordedNccl()
     with pytest.raises(
         dist.DistBackendError, match=r"expected an NCCL that has ncclRecv, got 2\.18\.3"

@@ -45,7 +45,7 @@ def prepared(name: str, seconds: int = 30) -> CudaEngine:
 
 
 @on_stand_in(2)
-def test_pools_are_registered() -> None:
+def test_pools_are_registered():
     engine = prepared("pools")
     with pytest.raises(RuntimeError, match="Give init_process_group a device_id"):
         memory_pools.register("another", Pool(0), False)
@@ -75,7 +75,7 @@ def test_pools_are_registered() -> None:
 
 
 @on_stand_in(2)
-def test_what_is_refused_leaves_nothing() -> None:
+def test_what_is_refused_leaves_nothing():
     engine = prepared("refused")
     stand_in.inject("fail", "register", 1, after=1)
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE))
@@ -88,7 +88,7 @@ def test_what_is_refused_leaves_nothing() -> None:
 
 
 @on_stand_in(2)
-def test_what_cannot_be_taken_back_may_be_tried_again() -> None:
+def test_what_cannot_be_taken_back_may_be_tried_again():
     engine = prepared("again")
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
     memory_pools.register("again", pool, False)
@@ -102,7 +102,7 @@ def test_what_cannot_be_taken_back_may_be_tried_again() -> None:
 
 
 @on_stand_in(2)
-def test_a_window_that_not_all_ranks_register() -> None:
+def test_a_window_that_not_all_ranks_register():
     engine = prepared("w", seconds=1)
     if here().rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"timed out after 1000 ms.*on every rank"):
@@ -113,7 +113,7 @@ def test_a_window_that_not_all_ranks_register() -> None:
 
 
 @on_stand_in(2)
-def test_pools_while_communicators_are_made() -> None:
+def test_pools_while_communicators_are_made():
     """Each pool is registered with each communicator once, whichever came first."""
     engine = prepared("both")
 
@@ -132,7 +132,7 @@ def test_pools_while_communicators_are_made() -> None:
 
 
 @on_ranks(2, world="stand_in_world", around=cleared, kill=True, fresh=True)  # with its torch
-def test_the_allocator_is_nccls() -> None:
+def test_the_allocator_is_nccls():
     given = []
 
     class Plugged:

@@ -7,7 +7,7 @@ from nccl_ranks import Tensors, communicator, on_stand_in, stand_in
 
 
 @on_stand_in(1)
-def test_factors_are_read_where_they_are() -> None:
+def test_factors_are_read_where_they_are():
     """One factor is read when the operation is made, the other when the collective runs."""
     with communicator() as made:
         call = Tensors(made)

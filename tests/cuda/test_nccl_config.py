@@ -53,7 +53,7 @@ def summed(made: NcclCommunicator) -> float:
 
 
 @on_stand_in(2)
-def test_each_field_arrives() -> None:
+def test_each_field_arrives():
     values = {name: at for at, name in enumerate(NUMBERS)}
     made = configured(config_of(**values, net_name="IB", comm_name="name"))
     expected = {NUMBERS[name]: value for name, value in values.items()}
@@ -68,7 +68,7 @@ def test_each_field_arrives() -> None:
 
 
 @on_stand_in(2)
-def test_without_a_field_cupy_makes_it() -> None:
+def test_without_a_field_cupy_makes_it():
     for name, config in [("first", None), ("second", NcclConfig())]:
         stand_in.clear()
         made = configured(config, name)
@@ -78,7 +78,7 @@ def test_without_a_field_cupy_makes_it() -> None:
 
 
 @on_stand_in(4)
-def test_parts_have_configs() -> None:
+def test_parts_have_configs():
     size, rank = here().size, here().rank
     for whole in (configured(None, "first"), configured(config_of(max_ctas=8), "second")):
         for config in (None, NcclConfig(), config_of(cta_policy=1)):
@@ -101,7 +101,7 @@ def test_parts_have_configs() -> None:
 
 
 @on_stand_in(2)
-def test_faults_are_named() -> None:
+def test_faults_are_named():
     with pytest.raises(dist.DistBackendError, match="config: minCTAs -5"):
         configured(config_of(min_ctas=-5), "wrong")
     made = configured(config_of(min_ctas=1))
@@ -113,7 +113,7 @@ def test_faults_are_named() -> None:
 
 
 @on_stand_in(2)
-def test_a_slow_init_is_waited_for() -> None:
+def test_a_slow_init_is_waited_for():
     """NCCL may go on with it after its call has returned."""
     stand_in.inject("in_progress", "initRank", 3)
     made = configured(config_of(min_ctas=1))
@@ -123,7 +123,7 @@ def test_a_slow_init_is_waited_for() -> None:
 
 
 @on_stand_in(2)
-def test_an_engine_hands_it_on() -> None:
+def test_an_engine_hands_it_on():
     engine = engine_of("e", config=config_of(max_ctas=7))
     engine.prepare(0, -1, False)
     assert told() == {"maxCTAs": 7}
@@ -133,7 +133,7 @@ def test_an_engine_hands_it_on() -> None:
     engine.close()
 
 
-def test_a_field_that_this_nccl_does_not_know_is_refused(script) -> None:
+def test_a_field_that_this_nccl_does_not_know_is_refused(script):
     process = script(
         """
 from fastcoll.cuda import nccl_config, nccl_library
@@ -148,7 +148,7 @@ nccl_config.check_config(nccl_library.load(), config)
     assert "expected NCCL 2.27.0 or newer for config.cta_policy, got 2.26.5" in process.stderr
 
 
-def test_options_keep_it() -> None:
+def test_options_keep_it():
     options = fastcoll.Options()
     assert options.config.min_ctas is None
     options.config.min_ctas = 4
@@ -161,7 +161,7 @@ def test_options_keep_it() -> None:
         options.config.min_cta = 4
 
 
-def test_options_take_the_fields_of_any_object() -> None:
+def test_options_take_the_fields_of_any_object():
     """Such as torch's, whose unset numbers are the least number."""
     given = SimpleNamespace(max_ctas=16, min_ctas=-(2**31), net_name=None, blocking=1, some=None)
     options = fastcoll.Options(config=given)

@@ -37,19 +37,10 @@ ENDINGS = {
     "destroyed": ("made = create(); made.destroy()", []),
     "aborted": ("made = create(); made.abort()", []),
     "three": ("all = [create() for _ in range(3)]", ["abort"] * 3),
-    "in a hanging call": (
-        "made = create(); hangs_aside('allReduce', all_reduce, made)",
-        ["abort"],
-    ),
+    "in a hanging call": ("made = create(); hangs_aside('allReduce', all_reduce, made)", ["abort"]),
     "with an abort that hangs": ("made = create(); stand_in.inject('hang', 'abort')", ["abort"]),
-    "after an abort that hangs": (
-        "made = create(); hangs_aside('abort', made.abort)",
-        [],
-    ),
-    "after a destruction that hangs": (
-        "made = create(); hangs_aside('destroy', made.destroy)",
-        [],
-    ),
+    "after an abort that hangs": ("made = create(); hangs_aside('abort', made.abort)", []),
+    "after a destruction that hangs": ("made = create(); hangs_aside('destroy', made.destroy)", []),
     "without a thread to abort": (
         """
         made = create()
@@ -90,7 +81,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_the_interpreter_ends(script, tmp_path, name: str) -> None:
+def test_the_interpreter_ends(script, tmp_path, name):
     code, after = ENDINGS[name]
     log = tmp_path / "calls"
     mark = 'open(os.environ["FAKE_NCCL_LOG"], "a").write("end\\n"); sys.stdout.flush(); sys.exit(3)'
@@ -106,9 +97,7 @@ def test_the_interpreter_ends(script, tmp_path, name: str) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends(
-    script, others: int
-) -> None:
+def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends(script, others):
     """CPython ends a thread that comes back from C++ then, in a way that ends the process by SIGABRT."""
     process = script(
         START
@@ -127,7 +116,7 @@ def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends
     )
 
 
-def test_a_forked_child_uses_nothing_and_ends(script) -> None:
+def test_a_forked_child_uses_nothing_and_ends(script):
     process = script(
         START
         + textwrap.dedent("""

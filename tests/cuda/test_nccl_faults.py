@@ -17,7 +17,7 @@ from fastcoll.cuda.nccl import NcclCommunicator
 
 
 @on_stand_in(1)
-def test_every_status_is_told_with_its_remedy() -> None:
+def test_every_status_is_told_with_its_remedy():
     remedies = set()
     with communicator() as made:
         call, tensor, result = Tensors(made), torch.ones(4), torch.zeros(4)
@@ -36,7 +36,7 @@ def test_every_status_is_told_with_its_remedy() -> None:
 
 
 @on_stand_in(1)
-def test_every_call_raises() -> None:
+def test_every_call_raises():
     """The engine puts its name before the text."""
     with communicator() as made:
         call, tensor, result = Tensors(made), torch.ones(4), torch.zeros(4)
@@ -60,7 +60,7 @@ def test_every_call_raises() -> None:
 
 
 @on_stand_in(2)
-def test_calls_in_progress() -> None:
+def test_calls_in_progress():
     """Calls that NCCL goes on with are waited for, and not for ever."""
     stand_in.inject("in_progress", "initRank", 5)
     made = create(timeout=1)
@@ -76,7 +76,7 @@ def test_calls_in_progress() -> None:
 
 
 @on_stand_in(3)
-def test_split_in_progress() -> None:
+def test_split_in_progress():
     """Where communicators do not block, a split goes on when its call has returned."""
     tensor = torch.ones(4)
     no_blocking = unittest.mock.patch.dict(os.environ, {"NCCL_COMM_BLOCKING": "0"})
@@ -95,7 +95,7 @@ def test_split_in_progress() -> None:
 
 
 @on_stand_in(1)
-def test_split_for_good() -> None:
+def test_split_for_good():
     made = create(timeout=1)
     with unittest.mock.patch.dict(os.environ, {"NCCL_COMM_BLOCKING": "0"}):
         stand_in.inject("in_progress", "split", 10**9)
@@ -125,7 +125,7 @@ def freed(made: NcclCommunicator, name: str, hang: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("name", ["absent", "unmatched", "broadcast", "in progress"])
 @on_stand_in(2)
-def test_an_abort_frees_the_thread_that_hangs_in_a_call(name: str) -> None:
+def test_an_abort_frees_the_thread_that_hangs_in_a_call(name):
     tensor = torch.ones(4)
     made = create()
     call = Tensors(made)
@@ -149,7 +149,7 @@ def test_an_abort_frees_the_thread_that_hangs_in_a_call(name: str) -> None:
 
 
 @on_stand_in(2)
-def test_split_hangs() -> None:
+def test_split_hangs():
     """A rank that does not split: the others give up."""
     made = create(timeout=1)
     if here().rank == 0:
@@ -164,16 +164,13 @@ def check_unusable(made: NcclCommunicator, text: str) -> None:
     tensor = torch.ones(1)
     with pytest.raises(dist.DistBackendError, match=r"^the group was aborted"):
         Tensors(made).all_reduce(tensor, tensor)
-    for use in (
-        lambda: made.split(0, 0, "part"),
-        lambda: made.register(tensor.data_ptr(), 4),
-    ):
+    for use in (lambda: made.split(0, 0, "part"), lambda: made.register(tensor.data_ptr(), 4)):
         with pytest.raises(dist.DistBackendError, match=text):
             use()
 
 
 @on_stand_in(1)
-def test_ends() -> None:
+def test_ends():
     """Every end may come again, from any thread, and NCCL hears of one."""
     for first in ("destroy", "abort"):
         stand_in.clear()
@@ -192,7 +189,7 @@ def test_ends() -> None:
 
 
 @on_stand_in(1)
-def test_ends_that_hang_are_left_behind() -> None:
+def test_ends_that_hang_are_left_behind():
     """They are left behind; NCCL is not asked again."""
     for name in ("destroy", "abort"):
         stand_in.clear()

@@ -17,7 +17,7 @@ from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @on_stand_in()
-def test_a_communicator_is_divided(size: int) -> None:
+def test_a_communicator_is_divided(size):
     rank = here().rank
     with communicator() as made:
         reverse = made.split(0, -rank, "reverse")
@@ -56,7 +56,7 @@ def reduce(engine: CudaEngine, tensor: torch.Tensor, device: int = 0, pair: int 
 
 
 @on_stand_in(2)
-def test_devices() -> None:
+def test_devices():
     engine, tensor = engine_of("engine"), torch.ones(1)
     assert "initRank" not in stand_in.names()
     for device in (0, 1, 0):
@@ -71,7 +71,7 @@ def test_devices() -> None:
 
 
 @on_stand_in(1)
-def test_ends() -> None:
+def test_ends():
     """Communicators that hang share the time that there is to destroy them; each is tried."""
     waited: list[float] = []
     engine = engine_of("ends")
@@ -85,16 +85,15 @@ def test_ends() -> None:
         return destroy(self, 0.6)
 
     stand_in.inject("hang", "destroy", times=2)
-    with unittest.mock.patch.object(
-        NcclCommunicator, "destroy", recorded
-    ):  # this process serves other tests too
+    # This process serves other tests too.
+    with unittest.mock.patch.object(NcclCommunicator, "destroy", recorded):
         engine.close()
     assert stand_in.names().count("destroy") == 3
     assert waited[0] > ABORT_SECONDS and waited[0] > waited[1] + 0.5 > waited[2] + 1
 
 
 @on_stand_in(3)
-def test_pairs() -> None:
+def test_pairs():
     """Each pair of ranks has a communicator of its own, on each device."""
     engine, me = engine_of("pairs"), here().rank
     for low, high in itertools.combinations(range(here().size), 2):
@@ -108,7 +107,7 @@ def test_pairs() -> None:
 
 
 @on_stand_in(2)
-def test_an_aborted_group() -> None:
+def test_an_aborted_group():
     """What the watchdog has aborted is not touched by this side, neither by a call nor at the end."""
     engine, tensor = engine_of("aborted"), torch.ones(1)
     engine.prepare(0, -1, False)

@@ -79,7 +79,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_get_the_id_of_rank_0(size: int) -> None:
+def test_all_get_the_id_of_rank_0(size):
     meeting = Meeting(size)
     meeting.run(list(range(size)))
     assert meeting.end() == dict.fromkeys(range(size), UNIQUE)
@@ -89,7 +89,7 @@ def test_all_get_the_id_of_rank_0(size: int) -> None:
     ("present", "absent"),
     [([0], "ranks 1, 2 have"), ([1, 2], "rank 0 has"), ([0, 2], "rank 1 has")],
 )
-def test_ranks_that_have_not_come_are_named(present: list[int], absent: str) -> None:
+def test_ranks_that_have_not_come_are_named(present, absent):
     meeting = Meeting(3, timeout=0.4)
     meeting.run(present)
     for rank, text in meeting.texts().items():
@@ -111,14 +111,14 @@ def met_after(last: Meeting, first: list[int], others: list[int]) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_a_restarted_rank_is_not_deceived_by_what_the_last_generation_left(first: int) -> None:
+def test_a_restarted_rank_is_not_deceived_by_what_the_last_generation_left(first):
     last = Meeting(3)
     last.run([0, 1, 2], make_id=lambda: b"\xff" * 128)
     assert last.end()[1] == b"\xff" * 128  # nothing was deleted
     met_after(last, [first], [rank for rank in range(3) if rank != first])
 
 
-def test_ranks_are_named_also_where_the_last_generation_left_their_records() -> None:
+def test_ranks_are_named_also_where_the_last_generation_left_their_records():
     last = Meeting(3)
     last.run([0, 1, 2])
     last.end()
@@ -130,7 +130,7 @@ def test_ranks_are_named_also_where_the_last_generation_left_their_records() -> 
     ), texts
 
 
-def test_different_versions_of_nccl_are_named() -> None:
+def test_different_versions_of_nccl_are_named():
     meeting = Meeting(3)
     meeting.run([0, 1, 2], versions={1: 22809})
     texts = meeting.texts()
@@ -138,14 +138,14 @@ def test_different_versions_of_nccl_are_named() -> None:
     assert all("got 2.29.7 here and 2.28.9 on rank 1" in texts[rank] for rank in (0, 2)), texts
 
 
-def test_the_version_of_a_record_of_the_last_generation_does_not_count() -> None:
+def test_the_version_of_a_record_of_the_last_generation_does_not_count():
     last = Meeting(3)
     last.run([0, 1, 2], versions=dict.fromkeys(range(3), 22809))
     last.end()
     met_after(last, [0, 1], [2])
 
 
-def test_all_hear_why_rank_0_has_no_id() -> None:
+def test_all_hear_why_rank_0_has_no_id():
     def make_id() -> bytes:
         raise dist.DistBackendError("no network")
 
@@ -157,7 +157,7 @@ def test_all_hear_why_rank_0_has_no_id() -> None:
 
 
 @pytest.mark.parametrize("garbage", ["", "00", "x" * 28, "fcnccl02"])
-def test_what_others_write_into_the_store_is_refused(garbage: str) -> None:
+def test_what_others_write_into_the_store_is_refused(garbage):
     shared = dist.HashStore()
     shared.set("fastcoll/nccl/g/0/r/1", garbage)
     meeting = Meeting(2, shared)
@@ -167,7 +167,7 @@ def test_what_others_write_into_the_store_is_refused(garbage: str) -> None:
     assert "the store holds an invalid entry of fastcoll: the record of rank 1" in str(error)
 
 
-def test_a_second_process_of_the_same_rank_is_told() -> None:
+def test_a_second_process_of_the_same_rank_is_told():
     meeting = Meeting(3, timeout=0.5)
     meeting.run([0, 1])
     meeting.wait_for_looks()
@@ -177,14 +177,14 @@ def test_a_second_process_of_the_same_rank_is_told() -> None:
     other.end()
 
 
-def test_waiting_is_cancelled() -> None:
+def test_waiting_is_cancelled():
     meeting = Meeting(2)
     meeting.run([0])
     meeting.cancelled.set()
     assert "the communicator was aborted before it was made" in meeting.texts()[0]
 
 
-def test_of_a_store_nothing_is_left_when_all_went_well() -> None:
+def test_of_a_store_nothing_is_left_when_all_went_well():
     meeting = Meeting(2)
     ranks = [meeting.rank(0), meeting.rank(1)]
     thread = threading.Thread(target=ranks[1].exchange, args=(None,))
@@ -200,7 +200,7 @@ def test_of_a_store_nothing_is_left_when_all_went_well() -> None:
 
 
 @on_stand_in(2)
-def test_a_rank_that_never_comes_is_named_in_the_set_time() -> None:
+def test_a_rank_that_never_comes_is_named_in_the_set_time():
     """Rank 1 never makes it, and rank 0 gives up; then both do."""
     if here().rank == 0:
         start = time.monotonic()
@@ -215,7 +215,7 @@ def test_a_rank_that_never_comes_is_named_in_the_set_time() -> None:
 
 
 @on_stand_in(2)
-def test_an_init_that_hangs_is_given_up_by_all() -> None:
+def test_an_init_that_hangs_is_given_up_by_all():
     """NCCL's init of rank 1 does not end. Both give up, rank 0 long before its own timeout, and leave it behind."""
     if here().rank == 1:
         stand_in.inject("hang", "initRank")
@@ -230,7 +230,7 @@ def test_an_init_that_hangs_is_given_up_by_all() -> None:
 
 
 @on_stand_in(1)
-def test_an_init_in_progress_is_not_waited_for_without_end() -> None:
+def test_an_init_in_progress_is_not_waited_for_without_end():
     stand_in.inject("in_progress", "initRank", 10**9)
     with pytest.raises(dist.DistBackendError) as caught:
         create(timeout=0.5)
@@ -240,7 +240,7 @@ def test_an_init_in_progress_is_not_waited_for_without_end() -> None:
 
 @pytest.mark.parametrize(("size", "status"), [(2, 2), (1, 1), (1, 8)])
 @on_stand_in()
-def test_an_init_that_fails_is_told_to_all(size: int, status: int) -> None:
+def test_an_init_that_fails_is_told_to_all(size, status):
     """Of the last rank."""
     fails = here().rank == size - 1
     if fails:
@@ -254,7 +254,7 @@ def test_an_init_that_fails_is_told_to_all(size: int, status: int) -> None:
 
 
 @on_stand_in(2)
-def test_aborted_while_made() -> None:
+def test_aborted_while_made():
     if here().rank == 0:
         engine, before = engine_of("g"), store("g").num_keys()
 
@@ -271,7 +271,7 @@ def test_aborted_while_made() -> None:
 
 
 @on_stand_in(2)
-def test_generations() -> None:
+def test_generations():
     """The same store serves one communicator after the other, of one name."""
     tensor = torch.ones(1)
     for generation in range(3):

@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from launcher import Launcher
 from nccl_ranks import communicator, on_stand_in
 from suite_rules import bound
 
@@ -27,13 +26,13 @@ except nccl_library.UnusableNccl as error:
 """
 
 
-def test_importing_fastcoll_imports_no_cupy(launcher: Launcher, tmp_path: Path) -> None:
+def test_importing_fastcoll_imports_no_cupy(launcher, tmp_path):
     code = "import sys, fastcoll, fastcoll.cuda.nccl; assert not {'cupy', 'cupy_backends'} & {*sys.modules}"
     ended = launcher.program(code, tmp_path)
     assert ended.status == 0, ended.stderr
 
 
-def test_who_brought_the_library(tmp_path, monkeypatch) -> None:
+def test_who_brought_the_library(tmp_path, monkeypatch):
     folder = tmp_path / "nvidia" / "nccl" / "lib"
     folder.mkdir(parents=True)
     (folder / "libnccl.so.2").touch()
@@ -52,7 +51,7 @@ def test_who_brought_the_library(tmp_path, monkeypatch) -> None:
     assert nccl_owners("/lib/libnccl.so.2") == []
 
 
-def test_path_version_and_addresses(script, stand_in: str) -> None:
+def test_path_version_and_addresses(script, stand_in):
     process = script(
         """
 import ctypes
@@ -76,7 +75,7 @@ print(library.path)
     assert process.stdout == f"{stand_in}\n", process.stderr
 
 
-def test_one_that_comes_after_a_first_try_is_found(script, stand_in: str) -> None:
+def test_one_that_comes_after_a_first_try_is_found(script, stand_in):
     """As in a notebook: the error says what to install, and the next try needs no new process."""
     process = script(
         f"{LOAD}\nimport ctypes\nctypes.CDLL({stand_in!r}, mode=ctypes.RTLD_GLOBAL)\n"
@@ -88,7 +87,7 @@ def test_one_that_comes_after_a_first_try_is_found(script, stand_in: str) -> Non
     assert path == stand_in
 
 
-def test_two_copies_are_refused_and_both_named(script, stand_in: str, tmp_path: Path) -> None:
+def test_two_copies_are_refused_and_both_named(script, stand_in, tmp_path):
     copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2.99")
     process = script(f"import ctypes; ctypes.CDLL({str(copy)!r})\n{LOAD}")
     first, second = sorted([stand_in, str(copy)])
@@ -97,7 +96,7 @@ def test_two_copies_are_refused_and_both_named(script, stand_in: str, tmp_path: 
 
 
 @pytest.mark.full
-def test_of_two_copies_the_preloaded_one_is_used(stand_in: str, tmp_path: Path) -> None:
+def test_of_two_copies_the_preloaded_one_is_used(stand_in, tmp_path):
     copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2")
     text = """
 import ctypes, sys
@@ -120,7 +119,7 @@ print(library.path)
     assert process.stdout == f"{stand_in}\n", process.stderr
 
 
-def test_what_was_preloaded_is_told_by_its_file(tmp_path: Path) -> None:
+def test_what_was_preloaded_is_told_by_its_file(tmp_path):
     copies = [MappedFile(f"/{name}/libnccl.so.2", ("08:02", name)) for name in ("a", "b")]
     environ = tmp_path / "environ"
     for value, expected in (
@@ -136,19 +135,19 @@ def test_what_was_preloaded_is_told_by_its_file(tmp_path: Path) -> None:
     assert nccl_library.used(copies[:1], str(environ)) is copies[0]
 
 
-def test_two_paths_to_one_copy_are_one(script, stand_in: str, tmp_path: Path) -> None:
+def test_two_paths_to_one_copy_are_one(script, stand_in, tmp_path):
     (tmp_path / "libnccl.so.2").symlink_to(stand_in)
     process = script(f"import ctypes; ctypes.CDLL({str(tmp_path / 'libnccl.so.2')!r})\n{LOAD}")
     assert (process.stdout, process.status) == ("", 0), process.stderr
 
 
-def test_a_copy_that_was_replaced_on_disk_is_found(script, stand_in: str, tmp_path: Path) -> None:
+def test_a_copy_that_was_replaced_on_disk_is_found(script, stand_in, tmp_path):
     copy = Path(shutil.copy(stand_in, tmp_path / "libnccl.so.2"))
     process = script(f"import os; os.remove({str(copy)!r})\n{LOAD}", library=str(copy))
     assert (process.stdout, process.status) == ("", 0), process.stderr
 
 
-def test_without_nccl_the_error_says_what_to_install(script) -> None:
+def test_without_nccl_the_error_says_what_to_install(script):
     process = script(LOAD, library=None)
     assert "fastcoll: expected CuPy 14" in process.stdout, process.stderr
     assert "to load NCCL, and it cannot (libnccl.so.2: " in process.stdout
@@ -156,7 +155,7 @@ def test_without_nccl_the_error_says_what_to_install(script) -> None:
     assert process.stderr == ""  # nor a warning of CuPy's
 
 
-def test_without_cupy_the_error_says_what_to_install(script) -> None:
+def test_without_cupy_the_error_says_what_to_install(script):
     process = script(f"import sys; sys.modules['cupy'] = None\n{LOAD}")
     assert (
         "expected CuPy, through which NCCL is reached, and it cannot be imported" in process.stdout
@@ -164,18 +163,18 @@ def test_without_cupy_the_error_says_what_to_install(script) -> None:
     assert "pip install 'cupy-cuda12x>=14' nvidia-nccl-cu12" in process.stdout
 
 
-def test_an_older_cupy_is_refused(script) -> None:
+def test_an_older_cupy_is_refused(script):
     process = script(f"import cupy; cupy.__version__ = '13.6.0'\n{LOAD}")
     assert "expected CuPy 14 or newer, got 13.6.0" in process.stdout
     assert "pip install 'cupy-cuda12x>=14'" in process.stdout
 
 
-def test_beside_a_torch_for_cuda_no_nccl_is_to_be_installed(monkeypatch) -> None:
+def test_beside_a_torch_for_cuda_no_nccl_is_to_be_installed(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert nccl_packages() == "pip install 'cupy-cuda13x>=14'"
 
 
-def test_copies_are_told_apart_by_their_file(tmp_path: Path) -> None:
+def test_copies_are_told_apart_by_their_file(tmp_path):
     maps = tmp_path / "maps"
     maps.write_text(
         "00400000-00452000 r-xp 00000000 08:02 11 /a dir/libnccl.so.2\n"
@@ -190,7 +189,7 @@ def test_copies_are_told_apart_by_their_file(tmp_path: Path) -> None:
 
 
 @on_stand_in(1)
-def test_what_an_old_nccl_lacks_is_named() -> None:
+def test_what_an_old_nccl_lacks_is_named():
     with communicator() as made:
         functions = made.library._functions
         with (

@@ -34,14 +34,14 @@ def pieces(count: int, itemsize: int) -> list[tuple[int, int]]:
 @example(32 * 8192 + 1, 2)
 @example(8191, 2)
 @example(1, 8)
-def test_pieces_are_whole(count: int, itemsize: int) -> None:
+def test_pieces_are_whole(count, itemsize):
     made = pieces(count, itemsize)
     assert [first for first, _ in made] == [0, *[some for _, some in made[:-1]]]
     assert sum(some for _, some in made) == count
     assert all(written(some, itemsize) == some for _, some in made)
 
 
-def test_a_whole_message_would_not_be() -> None:
+def test_a_whole_message_would_not_be():
     assert written(1_024_006, 2) == 1_024_000
     assert pieces(1_024_006, 2) == [(0, 1_024_000), (1_024_000, 6)]
     assert pieces(8192 * 32, 2) == [(0, 8192 * 32)]
@@ -52,7 +52,7 @@ COUNT = 100_003
 
 @pytest.mark.parametrize("drops", [True, False])
 @on_stand_in(1)
-def test_messages_are_called_in_pieces_where_they_must(drops: bool) -> None:
+def test_messages_are_called_in_pieces_where_they_must(drops):
     whole, cut, nothing = [COUNT], [98_304, 1699], []
     first, both = (cut, [199_936, 70]) if drops else (whole, [2 * COUNT])
     ways = [first, nothing, first, first, both, whole, nothing]
@@ -80,7 +80,7 @@ def test_messages_are_called_in_pieces_where_they_must(drops: bool) -> None:
     assert counts == [way for way in ways for _ in range(3)]
 
 
-def test_several_ranks_have_another_kernel() -> None:
+def test_several_ranks_have_another_kernel():
     nccl = RecordedNccl(version=22906, ranks=2)
     nccl.issue("all_reduce", (BASE, COUNT), (BASE, COUNT), "PREMUL_SUM")
     assert [one[2] for _, one in nccl.calls] == [COUNT]

@@ -9,15 +9,7 @@ from on_ranks import on_ranks
 from oracle import assert_alike
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import (
-    assert_gradients,
-    assert_replicated,
-    assert_same,
-    loss_of,
-    network,
-    sgd,
-    train,
-)
+from training import assert_gradients, assert_replicated, assert_same, loss_of, network, sgd, train
 from ways import WAYS
 
 from fastcoll.ddp import WIRE_DTYPES

@@ -22,17 +22,12 @@ FLOAT32_SUM = 1 + 64 * torch.finfo(torch.float32).eps / torch.finfo(torch.bfloat
 
 
 class Deviation(NamedTuple):
-    """How far a mean in bfloat16 is from the float64 mean.
+    """How far a mean in bfloat16 is from the float64 mean."""
 
-    Attributes:
-        relative: Norm of the difference over the norm of the exact mean.
-        roundings: The largest error of an element, over the most that one rounding of it can cost.
-        not_nearest: Share of the elements that are not the nearest bfloat16 number.
-    """
-
-    relative: float
+    relative: float  # norm of the difference over the norm of the exact mean
+    # The largest error of an element, over the most that one rounding of it can cost.
     roundings: float
-    not_nearest: float
+    not_nearest: float  # share of the elements that are not the nearest bfloat16 number
 
 
 def gradients(ranks):

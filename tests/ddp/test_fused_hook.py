@@ -42,7 +42,7 @@ def test_training_with_any_wire_learns_as_without():
         assert apart < 0.1 * (expected[0] - expected[-1]), wire
 
 
-def test_another_wire_is_refused() -> None:
+def test_another_wire_is_refused():
     with pytest.raises(
         ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.float8_e4m3fn"
     ):

@@ -12,6 +12,7 @@ import test_both_ways
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from suite_rules import full
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import (
@@ -52,10 +53,8 @@ def reduced(way, model, group, **options):
 
 
 @test_both_ways.each_way
-@pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.full), {"gradient_norm": True}], ids=str
-)
-@on_ranks(pytest.param(2, marks=pytest.mark.full), 3)
+@pytest.mark.parametrize("options", [full({}), {"gradient_norm": True}], ids=str)
+@on_ranks(full(2), 3)
 @on_gloo
 def test_training_is_that_of_stock_ddp(group, way, options):
     """Every bit is that of stock DDP on gloo, which sums more than two ranks in an order that depends on the bucket."""
@@ -69,9 +68,7 @@ def test_training_is_that_of_stock_ddp(group, way, options):
 
 
 @test_both_ways.each_way
-@pytest.mark.parametrize(
-    "wire", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
-)
+@pytest.mark.parametrize("wire", [torch.bfloat16, full(torch.float16)], ids=str)
 @on_ranks(3)
 @on_gloo
 def test_any_wire(group, way, wire):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from device_calls import all_reduce
 from device_ranks import called, fault_of, has_failed, inject
 from on_ranks import on_ranks
-from suite_rules import bound, until
+from suite_rules import bound, full, until
 
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
@@ -61,7 +61,7 @@ def test_an_abort_is_told():
         )
 
 
-@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("before", [False, full(True)])
 def test_an_interrupt_of_a_call(before):
     """What the user does to the program is not made an error, and the other rank is not left to wait.
 

@@ -8,7 +8,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import since
-from device_ranks import fault_of, has_failed, inject
+from device_ranks import fault_of, has_failed, inject, used_group
 from fault_list import plays
 from on_ranks import on_ranks
 from suite_rules import bound, until
@@ -26,12 +26,10 @@ def group(seconds):
 @plays(66)
 def test_hang_in_the_library():
     """Rank 0 calls all_reduce, rank 1 does not; the watchdog frees the thread that hangs in the call."""
-    own = group(2)
-    x = torch.ones(3, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(2)
     if dist.get_rank() == 1:
         text, took = fault_of(lambda: wait_for_fault(own))
-        assert "another rank met a fault: rank 0: all_reduce(seq 2, float32[3]) timed out" in text
+        assert "another rank met a fault: rank 0: all_reduce(seq 2, float32[4]) timed out" in text
         return
     text, took = fault_of(lambda: dist.all_reduce(x, group=own))
     assert "all_reduce" in text and "seq 2" in text and "timed out after 2000 ms" in text
@@ -51,14 +49,12 @@ def wait_for_fault(own):
 @plays(66)
 def test_hang_on_the_device():
     """A stream that does not get on: the work's error says which call, and when."""
-    own = group(1)
-    x = torch.ones(3, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(1)
     with recording_device.held(torch.accelerator.current_stream()):
         work = dist.all_reduce(x, group=own, async_op=True)
         assert not work.is_completed()
         text, took = fault_of(lambda: work.wait(timedelta(seconds=30)))
-        assert "all_reduce(seq 2, float32[3]) timed out after 1000 ms" in text
+        assert "all_reduce(seq 2, float32[4]) timed out after 1000 ms" in text
         assert 0.9 < took < bound(2)
     assert not work.is_success()
     assert work.get_future_result().wait() == 1  # WorkResult.TIMEOUT
@@ -67,9 +63,7 @@ def test_hang_on_the_device():
 @since(14, "abort hooks")
 def test_hooks_come_first():
     """The watchdog calls abort hooks before the call has failed, and once."""
-    own = group(1)
-    x = torch.ones(3, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(1)
     seen, works = [], []
 
     def hook():
@@ -101,9 +95,7 @@ def test_a_timeout_is_extended():
 
 @plays(65)
 def test_error_of_the_library():
-    own = group(30)
-    x = torch.ones(3, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(30)
     if dist.get_rank() == 0:
         inject("async_error allReduce 2 0 1")
     dist.all_reduce(x, group=own)
@@ -115,23 +107,17 @@ def test_error_of_the_library():
 
 def test_refusal_among_several_calls():
     """The library's group is ended too: the calls that this thread makes next are no part of it."""
-    own = group(30)
-    x = torch.ones(4, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(30)
     inject("fail send 2 0 1")
     text, _ = fault_of(lambda: dist.all_to_all_single(torch.empty_like(x), x, group=own))
     assert "injected into send" in text and "(status 2)" in text
-    next_one = group(30)
-    y = torch.ones(3, device=DEVICE)
-    dist.all_reduce(y, group=next_one)
-    assert y.tolist() == [2.0] * 3
+    _, y = used_group(30)
+    assert y.tolist() == [2.0] * 4
 
 
 @pytest.mark.parametrize("name", ["groupStart", "groupEnd"])
 def test_a_batch_that_cannot_begin_or_end(name):
-    own = group(30)
-    x = torch.ones(4, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(30)
     inject(f"fail {name} 3 0 1")
     text, _ = fault_of(lambda: dist.all_to_all_single(torch.empty_like(x), x, group=own))
     assert "fastcoll.all_to_all [group " in text
@@ -157,9 +143,8 @@ def test_a_batch_with_a_call_that_nccl_lacks():
 
 
 def test_a_batch_in_progress_is_waited_for():
-    own = group(30)
-    x, y = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(30)
+    y = torch.zeros_like(x)
     inject("in_progress groupEnd 3 0 1")
     dist.all_to_all_single(y, x, group=own)
     assert y.tolist() == [2.0] * 4
@@ -167,9 +152,7 @@ def test_a_batch_in_progress_is_waited_for():
 
 def test_a_batch_that_hangs():
     """The watchdog frees the thread that hangs in the end of a batch."""
-    own = group(2)
-    x = torch.ones(4, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(2)
     inject("hang groupEnd 0 0 1")
     text, took = fault_of(lambda: dist.all_to_all_single(torch.empty_like(x), x, group=own))
     assert "all_to_all(seq 2, float32[4]) timed out after 2000 ms" in text
@@ -177,9 +160,7 @@ def test_a_batch_that_hangs():
 
 
 def test_abort_of_the_group():
-    own = group(30)
-    x = torch.ones(3, device=DEVICE)
-    dist.all_reduce(x, group=own)
+    own, x = used_group(30)
     with recording_device.held(torch.accelerator.current_stream()):
         work = dist.all_reduce(x, group=own, async_op=True)
         own.abort()

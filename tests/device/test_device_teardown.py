@@ -4,6 +4,7 @@ import json
 import signal
 
 import pytest
+from suite_rules import full
 
 # One rank, whose device does nothing for it until `token` is released; what follows is the case.
 HEAD = """
@@ -113,7 +114,7 @@ def test_it_lives_where_that_is_asked_for(run, environment):
     assert "timed out after 1000 ms" in ended.stderr
 
 
-@pytest.mark.parametrize("case", ["is told", pytest.param("asks", marks=pytest.mark.full)])
+@pytest.mark.parametrize("case", ["is told", full("asks")])
 def test_a_program_that_is_told_lives(run, case):
     ended = run(case)
     assert "timed out after 1000 ms" in ended.stdout, ended.stderr

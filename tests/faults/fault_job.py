@@ -49,10 +49,8 @@ class Job(Ranks):
             answers: by rank.
             said: parts of each error, such as the call and what to do.
             names: ranks that each error names.
-            kind: of the exception.
             state: of the group.
-            since: when the fault came, by default with the call.
-            within: seconds to the error; see ``in_time``.
+            kind: of the exception; for it, ``since`` and ``within`` see ``assert_raised``.
         """
         for fault, after in answers.values():
             said = *said, *map(self.name, names)
@@ -75,11 +73,7 @@ class Jobs:
     """Starts the jobs of one test."""
 
     def __init__(
-        self,
-        launcher: Launcher,
-        store: dist.TCPStore,
-        folder: Path,
-        pretended_hosts: int = 1,
+        self, launcher: Launcher, store: dist.TCPStore, folder: Path, pretended_hosts: int = 1
     ) -> None:
         self._launcher, self.store, self._folder = launcher, store, folder
         self._pretended_hosts = pretended_hosts
@@ -98,8 +92,6 @@ class Jobs:
 
         Args:
             size: the world size that the ranks believe in.
-            function: at the top of a module.
-            arguments: anything that pickles.
             prefix: that of an earlier job, to meet what it left in the store.
             options: ``ranks``, ``hosts``, ``environment``, ``real_exits``; see ``Ranks``. By default the first half of
                 two hosts' ranks is on one, and so on.

@@ -31,19 +31,12 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """What a rank saw of its group after a fault.
+    """What a rank saw of its group after a fault."""
 
-    Attributes:
-        again: what the next collective raised.
-        state: the group's error, "" if its backend has none to tell.
-        destroy: seconds that its end took.
-        left: what remained of it.
-    """
-
-    again: Fault | None
-    state: str
-    destroy: float
-    left: list[str]
+    again: Fault | None  # what the next collective raised
+    state: str  # the group's error, "" if its backend has none to tell
+    destroy: float  # seconds that its end took
+    left: list[str]  # what remained of it
 
 
 @dataclasses.dataclass

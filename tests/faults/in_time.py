@@ -29,14 +29,9 @@ def assert_raised(
     within: float | None = None,
     kind: str = "DistBackendError",
 ) -> None:
-    """Assert that a call raised, and what.
+    """Assert that a call raised, and what: all parts ``said``.
 
-    Args:
-        fault: what ``catch`` returned.
-        said: parts of the text.
-        since: when the time began, by default with the call.
-        within: seconds, at most; see ``in_time``.
-        kind: of the exception.
+    Since the call, or ``since``, it may have taken so many seconds as ``in_time`` allows.
     """
     assert fault is not None, "no error: success was reported"
     assert fault.kind == kind, f"{fault.kind}: {fault.text}"

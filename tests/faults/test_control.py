@@ -15,8 +15,8 @@ from in_call import once_in_call, tell_in_call
 from in_time import in_time
 from on_ranks import on_ranks
 from over_hosts import APART, apart
-from rank_calls import WRONG
-from suite_rules import bound, until
+from rank_calls import WRONG, all_reduce, all_reduce_with_plan
+from suite_rules import bound, full, until
 
 import fastcoll
 import fastcoll.trace
@@ -80,16 +80,8 @@ def test_destroy_with_pending_work(jobs, kind, pretended_hosts):
 # --- abort from another thread -------------------------------------------------------------------
 
 
-def call_all_reduce(rank):
-    dist.all_reduce(torch.ones(10))
-
-
 def call_wait(rank):
-    dist.all_reduce(torch.ones(10), async_op=True).wait()
-
-
-def call_plan(rank):
-    fastcoll.communicator().all_reduce_plan(torch.ones(10))()
+    dist.all_reduce(torch.ones(7), async_op=True).wait()
 
 
 def call_recv(rank):
@@ -101,7 +93,7 @@ def aborted(rank: Rank, call):
     rank.used()
     if rank.rank == 1:
         rank.pause()
-        return catch(dist.all_reduce, torch.ones(10)), rank.recover()
+        return catch(all_reduce, rank), rank.recover()
     times = []
 
     def abort():
@@ -113,7 +105,7 @@ def aborted(rank: Rank, call):
     if rank.rank == 0:
         thread.start()
     tell_in_call(rank)
-    fault = catch(call, rank) if rank.rank == 0 else catch(call_all_reduce, rank)
+    fault = catch(call, rank) if rank.rank == 0 else catch(all_reduce, rank)
     if rank.rank == 0:
         thread.join()
     del thread
@@ -124,8 +116,8 @@ def aborted(rank: Rank, call):
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param(call_all_reduce, marks=plays(14)),
-        pytest.param(call_plan, marks=communicator),
+        pytest.param(all_reduce, marks=plays(14)),
+        pytest.param(all_reduce_with_plan, marks=communicator),
         call_wait,
         call_recv,
     ],
@@ -180,16 +172,16 @@ def interrupted(rank: Rank, call):
 @pytest.mark.parametrize(
     "pretended_hosts, call",
     [
-        *[pytest.param(hosts, call_all_reduce, marks=plays(15)) for hosts in (1, APART)],
+        *[pytest.param(hosts, all_reduce, marks=plays(15)) for hosts in (1, APART)],
         *[(1, call_wait), (1, call_wait_second), (1, call_recv)],
-        pytest.param(1, call_plan, marks=communicator),
-        pytest.param(APART, call_plan, marks=[communicator, pytest.mark.full]),
+        pytest.param(1, all_reduce_with_plan, marks=communicator),
+        pytest.param(APART, all_reduce_with_plan, marks=[communicator, pytest.mark.full]),
         *[
-            pytest.param(hosts, call, marks=pytest.mark.full)
+            full(hosts, call)
             for hosts in (1, APART)
             for call in (call_wait_large, call_send, call_first)
         ],
-        *[pytest.param(APART, call, marks=pytest.mark.full) for call in (call_wait, call_recv)],
+        *[full(APART, call) for call in (call_wait, call_recv)],
     ],
 )
 def test_ctrl_c(jobs, call):
@@ -341,7 +333,9 @@ def test_exit_race(jobs, hosts):
 # --- use after destroy ---------------------------------------------------------------------------
 
 
-def used_after(rank: Rank):
+@plays(19)
+@on_ranks(2, world="jobs")
+def test_use_after_destroy(rank):
     """Try everything that a destroyed group could do."""
     rank.used()
     tensor, other = torch.ones(3), 1 - rank.rank
@@ -361,15 +355,10 @@ def used_after(rank: Rank):
         "barrier": catch(lambda: backend.barrier().wait()),
     }
     whole = backend = group = None  # they keep the group
-    return faults, tensor.tolist() == [1.0] * 3, rank.left()
-
-
-@plays(19)
-def test_use_after_destroy(jobs):
-    for faults, unchanged, left in jobs(2, used_after).hear_all().values():
-        for name, fault in faults.items():
-            assert fault is not None, f"{name} still works"
-            in_time(fault.seconds, 0.5, f"{name}: {fault.text}")
-        for name in ("object", "backend", "message", "barrier"):
-            assert "destroyed" in faults[name].text, (name, faults[name])
-        assert unchanged and left == []
+    for name, fault in faults.items():
+        assert fault is not None, f"{name} still works"
+        in_time(fault.seconds, 0.5, f"{name}: {fault.text}")
+    for name in ("object", "backend", "message", "barrier"):
+        assert "destroyed" in faults[name].text, (name, faults[name])
+    assert tensor.tolist() == [1.0] * 3
+    assert rank.left() == []

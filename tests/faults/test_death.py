@@ -34,6 +34,7 @@ from rank_calls import (
     scatter,
     swap,
 )
+from suite_rules import full
 
 NOTICED = 0.25
 ELSEWHERE = NOTICED + 0.5
@@ -79,17 +80,17 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
     "hosts, victim, call, arguments",
     [
         pytest.param("000", 1, all_reduce, [LARGE], marks=plays(1)),
-        pytest.param("000", 1, all_reduce, [], marks=pytest.mark.full),
+        full("000", 1, all_reduce, []),
         pytest.param(
             *("000", 1, all_reduce_with_much_memory, []), marks=[pytest.mark.full, plays(3)]
         ),
-        pytest.param("000", 1, broadcast, [LARGE, 2], marks=pytest.mark.full),
-        pytest.param("000", 1, reduce, [LARGE, 2], marks=pytest.mark.full),
-        pytest.param("000", 1, gather, [LARGE // 4, 2], marks=pytest.mark.full),
-        pytest.param("000", 1, scatter, [LARGE // 4, 2], marks=pytest.mark.full),
-        pytest.param("000", 1, all_gather, [LARGE // 4], marks=pytest.mark.full),
-        pytest.param("000", 1, reduce_scatter, [LARGE // 4], marks=pytest.mark.full),
-        pytest.param("000", 1, barrier, [], marks=pytest.mark.full),
+        full("000", 1, broadcast, [LARGE, 2]),
+        full("000", 1, reduce, [LARGE, 2]),
+        full("000", 1, gather, [LARGE // 4, 2]),
+        full("000", 1, scatter, [LARGE // 4, 2]),
+        full("000", 1, all_gather, [LARGE // 4]),
+        full("000", 1, reduce_scatter, [LARGE // 4]),
+        full("000", 1, barrier, []),
         pytest.param("000", 1, all_reduce_with_communicator, [], marks=communicator),
         pytest.param("000", 1, all_reduce_with_plan, [100_000], marks=communicator),
         pytest.param(
@@ -101,8 +102,8 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
         ("000", 1, all_reduce_async, [100_000]),
         ("000", 1, all_to_all, [LARGE // 4]),
         # The leader of either host, and the other rank.
-        pytest.param("0011", 0, all_reduce, [100_000], marks=pytest.mark.full),
-        pytest.param("0011", 1, all_reduce, [100_000], marks=pytest.mark.full),
+        full("0011", 0, all_reduce, [100_000]),
+        full("0011", 1, all_reduce, [100_000]),
         ("0011", 2, all_reduce, [100_000]),
         ("0011", 3, all_reduce, [100_000]),
         # Within a long message, and among those that pass by the leaders.

@@ -15,7 +15,7 @@ from machine import memory_limit, refuse_calls, remount_shared_memory
 from on_ranks import on_ranks
 from over_hosts import over_hosts
 from rank_calls import WRONG, transport, works
-from suite_rules import bound
+from suite_rules import bound, full
 
 # --- /dev/shm ------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ ROOMS = [
     *(pytest.param("00", room, marks=[plays(46), pytest.mark.full]) for room in (0, 2, 3, 4)),
     *(pytest.param("01", room, marks=[plays(46), pytest.mark.full]) for room in range(5)),
     # Of 8 ranks that are alone on their hosts each has seven connections, of two sockets.
-    *(pytest.param("01234567", room, marks=pytest.mark.full) for room in (7, 13, 15, 17, 21)),
+    *(full("01234567", room) for room in (7, 13, 15, 17, 21)),
 ]
 
 

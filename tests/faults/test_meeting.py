@@ -15,6 +15,7 @@ from fault_rank import PATIENT, Rank, catch, footprint
 from in_call import soon, tell_in_call
 from in_time import assert_raised
 from odd_stores import Between, Slow
+from on_ranks import on_ranks
 from rank_calls import swap
 from suite_rules import bound
 
@@ -259,7 +260,9 @@ def test_an_error_of_a_call_that_waits_behind_another_names_the_call(jobs, hosts
 # --- hosts ----------------------------------------------------------------------------------------
 
 
-def computes(rank: Rank):
+@pytest.mark.full
+@on_ranks(2, world="jobs", hosts="01")
+def test_a_leader_that_computes_is_waited_for(rank):
     """Rank 0 lets no other thread run Python for longer than leaders once gave each other."""
     rank.init(timeout=PATIENT)
     x = torch.ones(3)
@@ -267,9 +270,4 @@ def computes(rank: Rank):
     if rank.rank == 0:
         ctypes.PyDLL(None).sleep(12)
     work.wait(timedelta(seconds=PATIENT))
-    return x.tolist()
-
-
-@pytest.mark.full
-def test_a_leader_that_computes_is_waited_for(jobs):
-    assert jobs(2, computes, hosts="01").hear_all() == {0: [2.0] * 3, 1: [2.0] * 3}
+    assert x.tolist() == [2.0] * 3

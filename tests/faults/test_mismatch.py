@@ -9,78 +9,42 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from backend import reduce_scatter_single
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_time import assert_raised, cause
 from odd_stores import Slow
 from on_ranks import on_ranks
-
-import fastcoll
+from rank_calls import (
+    all_gather,
+    all_reduce_async,
+    all_reduce_with_communicator,
+    all_reduce_with_operator,
+    all_reduce_with_plan,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 
 SOON = 1.0
 ODD = 1
 """The rank that calls something else."""
 
 
-def all_reduce(count, dtype="float32", op="SUM"):
+def all_reduce(rank, count, dtype="float32", op="SUM"):
     tensor = torch.ones(count, dtype=getattr(torch, dtype))
     dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
 
 
-def fused(wire):
+def fused(rank, wire):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     backend.all_reduce_fused([torch.ones(10)], dist.ReduceOp.SUM, wire)
 
 
-def premul(factor):
+def premul(rank, factor):
     dist.all_reduce(torch.ones(10), op=dist._make_nccl_premul_sum(factor))
-
-
-def direct(count):
-    fastcoll.communicator().all_reduce(torch.ones(count))
-
-
-def operator(count):
-    torch.ops.fastcoll.all_reduce(torch.ones(count), "sum", dist.group.WORLD.group_name)
-
-
-def plan(count):
-    fastcoll.communicator().all_reduce_plan(torch.ones(count))()
-
-
-def all_reduce_async(count):
-    dist.all_reduce(torch.ones(count), async_op=True).wait()
-
-
-def broadcast(count, root):
-    dist.broadcast(torch.ones(count), root)
-
-
-def reduce(root):
-    dist.reduce(torch.ones(10), root)
-
-
-def gather(count, root):
-    lists = [torch.ones(count) for _ in range(3)] if dist.get_rank() == root else None
-    dist.gather(torch.ones(count), lists, root)
-
-
-def scatter(count, root):
-    lists = [torch.ones(count) for _ in range(3)] if dist.get_rank() == root else None
-    dist.scatter(torch.ones(count), lists, root)
-
-
-def all_gather(count):
-    dist.all_gather([torch.ones(count) for _ in range(3)], torch.ones(count))
-
-
-def reduce_scatter(count):
-    reduce_scatter_single(torch.ones(count), torch.ones(3 * count))
-
-
-def barrier():
-    dist.barrier()
 
 
 def all_to_all(send, receive):
@@ -92,35 +56,20 @@ def two(call, others, odd, shown):
     return (call, *others), (call, *odd), shown.format(others[-1]), shown.format(odd[-1])
 
 
-CASES = {
+SHORT = {
     # name: (what the others call, what the odd rank calls, the two as the text must show them)
     "small shapes": two(all_reduce, [10], [11], "float32[{}], SUM"),
     "large shapes": two(all_reduce, [1_000_000], [1_000_001], "float32[{}], SUM"),
     "small and large": two(all_reduce, [10], [1_000_000], "float32[{}], SUM"),
     "empty and not": two(all_reduce, [0], [5], "float32[{}], SUM"),
-    "async": two(all_reduce_async, [10], [20], "float32[{}]"),
-    "plans": two(plan, [10], [20], "float32[{}], SUM"),
-    "plan and communicator": ((plan, 10), (direct, 20), "float32[10]", "float32[20]"),
-    "operator and communicator": ((operator, 10), (direct, 20), "float32[10]", "float32[20]"),
+    "plans": two(all_reduce_with_plan, [10], [20], "float32[{}], SUM"),
     "sync and async": ((all_reduce, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
     "dtypes of one size": two(all_reduce, [10, "float32"], [10, "int32"], "{}[10]"),
-    "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
-    "dtypes with equal bytes": (
-        *((all_reduce, 10, "float32"), (all_reduce, 20, "bfloat16")),
-        *("float32[10]", "bfloat16[20]"),
-    ),
     "ops": two(all_reduce, [10, "float32", "SUM"], [10, "float32", "MAX"], "float32[10], {}"),
     "factors": two(premul, [2.0], [3.0], "PREMUL_SUM by {:g}"),
     "wire dtypes": ((fused, None), (fused, torch.bfloat16), "float32[10]", "bfloat16[10]"),
     "roots of broadcast": two(broadcast, [10, 0], [10, 1], "root {}"),
-    "roots of large broadcast": two(broadcast, [1_000_000, 0], [1_000_000, 1], "root {}"),
-    "roots of reduce": two(reduce, [0], [1], "root {}"),
-    "roots of gather": two(gather, [4, 0], [4, 1], "root {}"),
-    "roots of scatter": two(scatter, [4, 0], [4, 1], "root {}"),
-    "roots of large gather": two(gather, [100_000, 0], [100_000, 1], "root {}"),
-    "roots of large scatter": two(scatter, [100_000, 0], [100_000, 1], "root {}"),
     "sizes of all_gather": two(all_gather, [5], [6], "float32[{}]"),
-    "sizes of reduce_scatter": two(reduce_scatter, [5], [6], "float32[{}]"),
     "all_reduce and barrier": ((all_reduce, 10), (barrier,), "all_reduce(seq 2", "barrier(seq 2"),
     "all_reduce and broadcast": (
         *((all_reduce, 10), (broadcast, 10, 0)),
@@ -130,50 +79,59 @@ CASES = {
         *((all_gather, 100_000), (reduce_scatter, 100_000)),
         *("all_gather(seq 2", "reduce_scatter(seq 2"),
     ),
+}
+
+FULL = {
+    "async": two(all_reduce_async, [10], [20], "float32[{}]"),
+    "plan and communicator": (
+        *((all_reduce_with_plan, 10), (all_reduce_with_communicator, 20)),
+        *("float32[10]", "float32[20]"),
+    ),
+    "operator and communicator": (
+        *((all_reduce_with_operator, 10), (all_reduce_with_communicator, 20)),
+        *("float32[10]", "float32[20]"),
+    ),
+    "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
+    "dtypes with equal bytes": (
+        *((all_reduce, 10, "float32"), (all_reduce, 20, "bfloat16")),
+        *("float32[10]", "bfloat16[20]"),
+    ),
+    "roots of large broadcast": two(broadcast, [1_000_000, 0], [1_000_000, 1], "root {}"),
+    "roots of reduce": two(reduce, [10, 0], [10, 1], "root {}"),
+    "roots of gather": two(gather, [4, 0], [4, 1], "root {}"),
+    "roots of scatter": two(scatter, [4, 0], [4, 1], "root {}"),
+    "roots of large gather": two(gather, [100_000, 0], [100_000, 1], "root {}"),
+    "roots of large scatter": two(scatter, [100_000, 0], [100_000, 1], "root {}"),
+    "sizes of reduce_scatter": two(reduce_scatter, [5], [6], "float32[{}]"),
     "broadcast and gather": (
         *((broadcast, 10, 0), (gather, 4, 0)),
         *("broadcast(seq 2", "gather(seq 2"),
     ),
 }
+"""Those of the full tier alone."""
 
-MARKS = {
-    "small shapes": plays(23),
-    "small and large": plays(23),
-    "dtypes of one size": plays(24),
-    "dtypes of two sizes": plays(24),
-    "ops": plays(25),
-    "roots of broadcast": plays(26),
-    "roots of reduce": plays(26),
-    "all_reduce and broadcast": plays(27),
-    "broadcast and gather": plays(27),
+PLAYED = {
+    23: ["small shapes", "small and large"],
+    24: ["dtypes of one size", "dtypes of two sizes"],
+    25: ["ops"],
+    26: ["roots of broadcast", "roots of reduce"],
+    27: ["all_reduce and broadcast", "broadcast and gather"],
 }
+"""The cases of each fault in the list."""
 
-FULL = {
-    "async",
-    "plan and communicator",
-    "operator and communicator",
-    "dtypes of two sizes",
-    "dtypes with equal bytes",
-    "roots of large broadcast",
-    "roots of reduce",
-    "roots of gather",
-    "roots of scatter",
-    "roots of large gather",
-    "roots of large scatter",
-    "sizes of reduce_scatter",
-    "broadcast and gather",
-}
+MARKS = {name: plays(number) for number, names in PLAYED.items() for name in names}
 
-SHORT_BETWEEN_HOSTS = {"large shapes", "all_reduce and barrier", *MARKS} - FULL | {
+BETWEEN_HOSTS = {"large shapes", "all_reduce and barrier", *MARKS} - FULL.keys() | {
     "roots of gather"
 }
+"""Those of the short tier between hosts."""
 
 
 def cases():
-    for name in CASES:
+    for name in SHORT | FULL:
         full = [pytest.mark.full] * (name in FULL)
         yield pytest.param(name, "000", marks=[*full, *([MARKS[name]] if name in MARKS else [])])
-        short = name in SHORT_BETWEEN_HOSTS
+        short = name in BETWEEN_HOSTS
         yield pytest.param(name, "012", marks=[] if short else pytest.mark.full)
 
 
@@ -182,13 +140,13 @@ def differ(rank: Rank, others, odd, later: int):
     rank.used()
     call = odd if rank.rank == ODD else others
     rank.pause()
-    faults = (catch(*one) for one in [call, *[(dist.barrier,)] * later])
+    faults = (catch(one[0], rank, *one[1:]) for one in [call, *[(barrier,)] * later])
     return next(filter(None, faults), None), rank.recover()
 
 
 @pytest.mark.parametrize("case, hosts", list(cases()))
 def test_mismatch(jobs, case, hosts):
-    others, odd, one, other = CASES[case]
+    others, odd, one, other = (SHORT | FULL)[case]
     # Between hosts a root waits for no other rank.
     later = 2 if hosts != "000" and ("broadcast" in case or "root" in case) else 0
     job = jobs(3, differ, others, odd, later, hosts=hosts)
@@ -211,8 +169,8 @@ def test_mismatch(jobs, case, hosts):
 
 def gathers_after_a_short_one(rank: Rank):
     """What rank 0 says to the other root lies before what tells of the long one."""
-    gather(4, 0)
-    return catch(gather, 100_000, 1 if rank.rank == 2 else 0) or catch(dist.barrier)
+    gather(rank, 4)
+    return catch(gather, rank, 100_000, 1 if rank.rank == 2 else 0) or catch(dist.barrier)
 
 
 def scatters(rank: Rank):
@@ -223,19 +181,13 @@ def scatters(rank: Rank):
 
 def has_other_roots(rank: Rank):
     """Each host has its own root, which is not its leader: so both leaders give, and the roots wait."""
-    root = 1 if rank.rank < 2 else 3
-    tensor = torch.empty(100_000)
-    parts = [tensor] * rank.size if rank.rank == root else None
-    return catch(dist.scatter, tensor, parts, root) or catch(dist.barrier)
+    return catch(scatter, rank, 100_000, 1 if rank.rank < 2 else 3) or catch(dist.barrier)
 
 
 def scatters_or_broadcasts(rank: Rank):
     """One host broadcasts from a rank of its own, and waits for nobody; the other scatters."""
-    tensor = torch.empty(100_000)
-    if rank.rank >= 2:
-        return catch(dist.broadcast, tensor, 3) or catch(dist.barrier)
-    parts = [tensor] * rank.size if rank.rank == 1 else None
-    return catch(dist.scatter, tensor, parts, 1) or catch(dist.barrier)
+    call, root = (broadcast, 3) if rank.rank >= 2 else (scatter, 1)
+    return catch(call, rank, 100_000, root) or catch(dist.barrier)
 
 
 def splits_differ_at_first(rank: Rank):

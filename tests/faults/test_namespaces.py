@@ -171,18 +171,15 @@ def test_no_state_is_told_of_a_process_of_another_namespace(jobs):
     jobs.ended_well()
 
 
-def keeper_with_the_number_of_a_length(rank: Rank, number):
+@on_ranks(2, world="jobs")
+def test_the_end_of_a_keeper_changes_no_memory(rank):
     """The kernel marks words that hold the number of a thread that ends; glibc's heap holds 656 as a length."""
     own_process_ids(2)
     for i in range(20):
         rank.init(f"round {i}")
-        next_process_id(number)
+        next_process_id(656)
         dist.all_reduce(torch.ones(3))
         rank.finish()
-
-
-def test_the_end_of_a_keeper_changes_no_memory(jobs):
-    jobs(2, keeper_with_the_number_of_a_length, 656).hear_all()
 
 
 # --- a link --------------------------------------------------------------------------------------

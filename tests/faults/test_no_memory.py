@@ -20,6 +20,7 @@ from fault_rank import Rank, catch
 from in_call import tell_in_call
 from in_time import assert_raised
 from machine import refuse_calls
+from on_ranks import on_ranks
 from rank_calls import transport, works
 
 pytestmark = beyond_gloo("reserves no shared memory")
@@ -43,9 +44,8 @@ def file_size_limit():
 def address_space_limit():
     """What is mapped now and 60 MiB: the least arena needs 64; a thread's stack takes 1 MiB, not 8 as usual."""
     libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-    arena_max = (
-        -8
-    )  # of malloc.h; an arena of another thread would take 64 MiB as soon as something gave back 4
+    # Of malloc.h: an arena of another thread would take 64 MiB as soon as something gave back 4.
+    arena_max = -8
     assert libc.mallopt(arena_max, 1) == 1
     assert libc.pthread_attr_init(attributes) == 0
     assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 20)) == 0
@@ -71,17 +71,15 @@ def first_call(rank: Rank, victim: int, sender: int, limit):
         limit()
     rank.pause()
     rank.tell(catch(exchange, rank, sender))
-    again = catch(dist.all_reduce, torch.ones(3))
-    dist.destroy_process_group()
-    left = rank.left()
+    assert catch(dist.all_reduce, torch.ones(3)), "a group that failed works"
+    rank.finish()
     # The next group's first call is a collective. What the first one's threads took of the limit is granted anew.
     if rank.rank == victim and limit is address_space_limit:
         limit()
     rank.used("again")
     works(rank)
-    used = transport()
+    assert transport() == "gloo"
     dist.destroy_process_group()
-    return again is not None, left, used
 
 
 LIMITS = [full_memory, no_memfd, file_size_limit, address_space_limit]
@@ -107,22 +105,16 @@ def test_first_call_is_point_to_point(jobs, limit, sender, late):
         said = call, job.name(victim), "has no shared memory", "FASTCOLL_SHARED_MEMORY=off"
         assert_raised(fault, *said, within=NOTICED)
         assert re.search(r"\d+ bytes of shared memory|memfd_create", fault.text), fault.text
-    for again, left, used in job.hear_all().values():
-        assert again, "a group that failed works"
-        assert left == [] and used == "gloo"
+    job.hear_all()
 
 
-def without_memfd(rank: Rank):
+@on_ranks(2, world="jobs")
+def test_without_memfd_create_the_network_serves(rank):
     no_memfd()
     rank.used()
     works(rank)
-    used = transport()
-    return used, rank.leave()
-
-
-def test_without_memfd_create_the_network_serves(jobs):
-    job = jobs(2, without_memfd)
-    assert job.hear_all() == dict.fromkeys((0, 1), ("gloo", []))
+    assert transport() == "gloo"
+    rank.finish()
 
 
 def later_calls(rank: Rank):
@@ -146,12 +138,12 @@ def later_calls(rank: Rank):
                     assert torch.equal(received, sent * sign), (count, source, sign)
             for work in works:
                 work.wait()
-    return rank.leave()
+    rank.finish()
 
 
 def test_long_messages_without_memory_for_their_ring(jobs):
     job = jobs(2, later_calls)
-    assert job.hear_all() == {0: [], 1: []}
+    job.hear_all()
     logs = job.logs()
     assert logs.count("messages to rank 1 are slow: ") == 1, logs
     assert "cannot reserve 2097152 bytes of shared memory" in logs, logs
@@ -171,7 +163,7 @@ def pairs(rank: Rank):
     fault = catch(dist.recv, torch.ones(5), 1) if rank.rank >= 2 else None
     rank.tell(fault)
     rank.hear()
-    return rank.leave()
+    rank.finish()
 
 
 def test_ranks_that_come_later_hear_of_it(jobs):
@@ -183,7 +175,7 @@ def test_ranks_that_come_later_hear_of_it(jobs):
     for fault in (first[0], first[1], later[2], later[3]):
         assert_raised(fault, job.name(1), "has no shared memory", within=NOTICED)
     job.tell_all()
-    assert job.hear_all() == {rank: [] for rank in range(4)}
+    job.hear_all()
 
 
 def no_threads(rank: Rank):

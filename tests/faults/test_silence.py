@@ -30,7 +30,7 @@ from rank_calls import (
     broadcast,
     repeated,
 )
-from suite_rules import bound, until
+from suite_rules import bound, full, until
 
 TIMEOUT = 0.5
 LATE = 0.5
@@ -116,9 +116,9 @@ def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
         ("000", [1], "barrier(seq 3)", barrier, []),
         ("000", [1, 2], "all_reduce(seq 3", all_reduce, [10]),
         ("01", [1], "all_reduce(seq 3", all_reduce, [10]),
-        pytest.param("01", [1], "all_reduce(seq 3", all_reduce_async, [10], marks=pytest.mark.full),
+        full("01", [1], "all_reduce(seq 3", all_reduce_async, [10]),
         ("0011", [1], "all_reduce(seq 3", all_reduce, [10]),
-        pytest.param("0011", [2], "all_reduce(seq 3", all_reduce, [10], marks=pytest.mark.full),
+        full("0011", [2], "all_reduce(seq 3", all_reduce, [10]),
         ("0011", [3], "all_reduce(seq 3", all_reduce, [10]),
         ("0011", [2, 3], "all_reduce(seq 3", all_reduce, [10]),
     ],

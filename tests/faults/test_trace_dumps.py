@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_call import others_first, soon
-from suite_rules import bound
+from on_ranks import on_ranks
+from suite_rules import bound, until
 from trace_scenarios import ask_torch
 
 import fastcoll.trace
@@ -54,13 +55,6 @@ def said(jobs, folder, capsys):
         return status, found, capsys.readouterr().out
 
     return report
-
-
-def wait_for(path):
-    end = time.monotonic() + bound(10)
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} was not written"
-        time.sleep(0.01)
 
 
 def does_five_steps(rank: Rank):
@@ -109,7 +103,7 @@ def test_a_rank_that_does_not_come_dumps_too(traced, said, folder, tmp_path):
     job.tell(0)
     assert "imed out" in job.hear(0).text
     assert "imed out" in job.hear(2).text
-    wait_for(folder / "t_1")
+    until((folder / "t_1").exists)
     job.tell(ODD)
     status, report, text = said()
     assert status == 1
@@ -160,11 +154,11 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
         assert time.monotonic() < end
         (folder / "t_0").unlink(missing_ok=True)
         job.signal(0, signal.SIGUSR2)
-        wait_for(folder / "t_0")
+        until((folder / "t_0").exists)
         entries = pickle.loads((folder / "t_0").read_bytes())["entries"]
         calls = [entry["collective_seq_id"] for entry in entries]
     job.signal(ODD, signal.SIGUSR2)
-    wait_for(folder / f"t_{ODD}")
+    until((folder / f"t_{ODD}").exists)
     status, report, text = said(ended=False)
     assert (status, report["guilty"]) == (1, [ODD])
     assert "rank 1 has not arrived at all_reduce(float32[8], op SUM), seq 6" in text
@@ -179,7 +173,7 @@ def is_called_too(rank: Rank, path: str):
     signal.signal(signal.SIGUSR2, lambda *_: seen.append(1))
     rank.init()
     os.kill(os.getpid(), signal.SIGUSR2)
-    wait_for(Path(path))
+    until(Path(path).exists)
     return seen
 
 
@@ -204,7 +198,7 @@ def receives_for_ever(rank: Rank, *source: int):
 def test_a_message_that_is_not_sent(traced, said, folder, source):
     job = traced(2, receives_for_ever, *source)
     assert "imed out" in job.hear(0).text
-    wait_for(folder / "t_1")
+    until((folder / "t_1").exists)
     job.tell(ODD)
     status, report, text = said()
     if source:
@@ -236,22 +230,18 @@ def test_a_harmless_fault_leaves_the_dump_to_the_real_one(traced, said, folder):
     assert report["findings"][0]["kind"] == "mismatch"
 
 
-def fails_and_goes_on(rank: Rank):
+@on_ranks(2, world="jobs")
+def test_a_failed_call_has_its_error_and_the_first_refused_one_too(rank):
     rank.used()
-    faults = [catch(dist.all_reduce, torch.ones(2 + rank.rank)) for _ in range(3)]
-    assert all(faults)
-    return fastcoll.trace.records()
-
-
-def test_a_failed_call_has_its_error_and_the_first_refused_one_too(jobs):
-    for records in jobs(2, fails_and_goes_on).hear_all().values():
-        states = [(r["collective_seq_id"], r["fastcoll"]["state"]) for r in records]
-        assert states == [(1, "completed"), (2, "failed"), (3, "failed")]
-        assert "Detected mismatch" in records[1]["fastcoll"]["error"]
-        assert records[1]["state"] == "started"
-        assert records[1]["time_discovered_completed_ns"] is None
-        assert "Detected mismatch" in records[2]["fastcoll"]["error"]
-        assert records[2]["state"] == "scheduled"
+    assert all(catch(dist.all_reduce, torch.ones(2 + rank.rank)) for _ in range(3))
+    records = fastcoll.trace.records()
+    states = [(r["collective_seq_id"], r["fastcoll"]["state"]) for r in records]
+    assert states == [(1, "completed"), (2, "failed"), (3, "failed")]
+    assert "Detected mismatch" in records[1]["fastcoll"]["error"]
+    assert records[1]["state"] == "started"
+    assert records[1]["time_discovered_completed_ns"] is None
+    assert "Detected mismatch" in records[2]["fastcoll"]["error"]
+    assert records[2]["state"] == "scheduled"
 
 
 def fails_without_a_folder(rank: Rank):

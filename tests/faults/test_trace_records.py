@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from fault_rank import PATIENT, Rank, catch
 from on_ranks import on_ranks
+from suite_rules import until
 from trace_scenarios import ask_torch, every_kind
 
 import fastcoll.trace
@@ -164,27 +165,28 @@ def test_threads_write_at_once(rank):
     dist.destroy_process_group()
 
 
+def states():
+    return [record["state"] for record in fastcoll.trace.records()]
+
+
 def has_work_under_way(rank: Rank):
     rank.init()
     if rank.rank == 0:
         works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
-        deadline = time.monotonic() + 10
-        states = []
-        while states != ["started", "scheduled"] and time.monotonic() < deadline:
-            states = [record["state"] for record in fastcoll.trace.records()]
-        rank.tell(states)
+        until(lambda: states() == ["started", "scheduled"])
+        rank.tell("under way")
         for work in works:
             work.wait()
     else:
         rank.hear()
         for _ in range(2):
             dist.all_reduce(torch.ones(1))
-    return [record["state"] for record in fastcoll.trace.records()]
+    return states()
 
 
 def test_asynchronous_calls_are_scheduled_then_started_then_completed(jobs):
     job = jobs(2, has_work_under_way)
-    assert job.hear(0) == ["started", "scheduled"]
+    assert job.hear(0) == "under way"
     job.tell(1)
     assert job.hear_all() == {0: ["completed"] * 2, 1: ["completed"] * 2}
 

@@ -148,7 +148,7 @@ def test_replicated_shards():
     assert_like(model, train_alone(STEPS, 4))
 
 
-def test_bad_arguments() -> None:
+def test_bad_arguments():
     with pytest.raises(
         ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.int8"
     ):

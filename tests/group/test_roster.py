@@ -53,7 +53,7 @@ def come_together(one: CUDA.Roster, rank: int) -> tuple[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_all_hear_what_all_say(size: int) -> None:
+def test_all_hear_what_all_say(size):
     store = dist.HashStore()
     ones = [roster(store, rank, size) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool:
@@ -65,7 +65,7 @@ def test_all_hear_what_all_say(size: int) -> None:
     assert store.num_keys() == 0
 
 
-def test_reads_grow_with_the_ranks_and_not_with_their_square() -> None:
+def test_reads_grow_with_the_ranks_and_not_with_their_square():
     size = 24
     store = Watched()
     ones = [roster(store, rank, size) for rank in range(size)]
@@ -88,7 +88,7 @@ def test_reads_grow_with_the_ranks_and_not_with_their_square() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_a_rank_of_an_earlier_life_is_waited_for(late: int) -> None:
+def test_a_rank_of_an_earlier_life_is_waited_for(late):
     store, size = Watched(), 3
     with ThreadPoolExecutor(size) as pool:
         last = [roster(store, rank, size) for rank in range(size)]
@@ -109,7 +109,7 @@ def test_a_rank_of_an_earlier_life_is_waited_for(late: int) -> None:
     assert found[0] != last[0].id
 
 
-def test_a_fault_is_told_once() -> None:
+def test_a_fault_is_told_once():
     store = dist.HashStore()
     ones = [roster(store, rank, 2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -120,7 +120,7 @@ def test_a_fault_is_told_once() -> None:
     assert ones[0].told() == ones[1].told() == "rank 0: first"
 
 
-def test_a_fault_is_cut_between_letters() -> None:
+def test_a_fault_is_cut_between_letters():
     one = roster(dist.HashStore(), 0, 1)
     come_together(one, 0)
     one.tell("a" + 600 * "\u00e9")
@@ -137,7 +137,7 @@ def test_a_fault_is_cut_between_letters() -> None:
         *((value, None) for value in ("", "B", "B17 ", "B text", "B17x text", "X17 text")),
     ],
 )
-def test_only_what_has_the_form_of_a_fault_is_one(value: str, text: str | None) -> None:
+def test_only_what_has_the_form_of_a_fault_is_one(value, text):
     store = dist.HashStore()
     one = roster(store, 0, 1)
     come_together(one, 0)
@@ -145,14 +145,14 @@ def test_only_what_has_the_form_of_a_fault_is_one(value: str, text: str | None) 
     assert one.told() == text
 
 
-def test_what_ends_a_wait_comes_out() -> None:
+def test_what_ends_a_wait_comes_out():
     one = roster(dist.HashStore(), 0, 2)
     one.publish()
     with pytest.raises(TimeoutError, match="nobody came"):
         one.gather(until(0.05))
 
 
-def test_what_a_round_left_ends_with_the_next() -> None:
+def test_what_a_round_left_ends_with_the_next():
     store, size = dist.HashStore(), 3
     ones = [roster(store, rank, size) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool:
@@ -162,7 +162,7 @@ def test_what_a_round_left_ends_with_the_next() -> None:
     assert store.num_keys() == before
 
 
-def test_a_rank_erases_what_it_wrote_under_a_roster_that_is_over() -> None:
+def test_a_rank_erases_what_it_wrote_under_a_roster_that_is_over():
     store = dist.HashStore()
     ones = [roster(store, rank, 2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -187,7 +187,7 @@ def texts(*all_texts: bytes) -> bytes:
     [b"what is this", texts(b"a"), texts(b"a", b"b") + b"\0", texts(b"a", b"b")[:-1]],
     ids=["text", "short", "long", "cut"],
 )
-def test_a_list_of_somebody_else_is_refused(entries: bytes) -> None:
+def test_a_list_of_somebody_else_is_refused(entries):
     store = dist.HashStore()
     one = CUDA.Roster(store, "g", 1, 2)
     store.set("g/first", entries)

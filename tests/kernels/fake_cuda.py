@@ -21,11 +21,7 @@ STREAM = 0x5EED
 
 
 class Driver:
-    """The driver, under the name by which one is found.
-
-    Attributes:
-        folder: Where its library is.
-    """
+    """The driver, in a library that has the name by which one is found, and is in ``folder``."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory()
@@ -111,22 +107,9 @@ def main() -> int:
     wrong = 0
     for configuration, compiled in first_of_each(KERNEL_MODULES):
         driver.reset(configuration)
-        constants = configuration.constexprs.values()
-        launch = compiled.run, compiled.function, compiled.packed_metadata
-        run, function, metadata = launch
-        run(
-            5,
-            1,
-            1,
-            STREAM,
-            function,
-            metadata,
-            None,
-            None,
-            None,
-            *arguments_of(configuration),
-            *constants,
-        )
+        given = [*arguments_of(configuration), *configuration.constexprs.values()]
+        run, *made = compiled.run, compiled.function, compiled.packed_metadata  # run makes them
+        run(5, 1, 1, STREAM, *made, None, None, None, *given)
         expected = described(configuration, compiled, 5, STREAM, 100)
         print(
             configuration.name,

@@ -27,10 +27,7 @@ def _factor(scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def flatten(
-    tensors: Sequence[Tensor],
-    layout: BucketLayout,
-    wire_dtype: torch.dtype,
-    scale: float = 1.0,
+    tensors: Sequence[Tensor], layout: BucketLayout, wire_dtype: torch.dtype, scale: float = 1.0
 ) -> list[Tensor]:
     """Returns the bucket's part for each tensor: 1-D, of `wire_dtype`. Gaps are not part of the result."""
     assert layout.sizes == tuple(tensor.numel() for tensor in tensors)

@@ -138,23 +138,14 @@ def play(
 
 @dataclass
 class Call:
-    """The tensors of all ranks for one call.
-
-    Attributes:
-        case: What is called.
-        sources: The message of each rank.
-        outs: What each rank's result goes to.
-        spaces: The memory around the results, 7 at first.
-        expected: The result of each rank, on the CPU.
-        options: Further arguments of the call.
-    """
+    """The tensors of all ranks for one call."""
 
     case: Case
-    sources: list[torch.Tensor]
-    outs: list[torch.Tensor]
-    spaces: list[torch.Tensor]
-    expected: list[torch.Tensor]
-    options: dict[str, Any]
+    sources: list[torch.Tensor]  # the message of each rank
+    outs: list[torch.Tensor]  # what each rank's result goes to
+    spaces: list[torch.Tensor]  # the memory around the results, 7 at first
+    expected: list[torch.Tensor]  # the result of each rank, on the CPU
+    options: dict[str, Any]  # further arguments of the call
 
     @classmethod
     def of(cls, case: Case, ranks: int, device: torch.device | str) -> "Call":

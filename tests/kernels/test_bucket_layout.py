@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 500), max_size=20), alignment=st.integers(1, 16))
-def test_tensors_lie_in_order_and_apart(sizes: list[int], alignment: int) -> None:
+def test_tensors_lie_in_order_and_apart(sizes, alignment):
     layout = BucketLayout(sizes, alignment)
     end = 0
     for size, offset in zip(layout.sizes, layout.offsets, strict=True):
@@ -24,7 +24,7 @@ def test_tensors_lie_in_order_and_apart(sizes: list[int], alignment: int) -> Non
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 500), max_size=20), block=st.sampled_from([1, 7, 64]))
-def test_the_block_map_has_every_element_once(sizes: list[int], block: int) -> None:
+def test_the_block_map_has_every_element_once(sizes, block):
     layout = BucketLayout(sizes)
     seen = []
     for tensor, piece in layout.block_map(block, CPU).tolist():
@@ -35,14 +35,14 @@ def test_the_block_map_has_every_element_once(sizes: list[int], block: int) -> N
     assert layout.blocks(block) == len(layout.block_map(block, CPU))
 
 
-def test_tables_are_made_once() -> None:
+def test_tables_are_made_once():
     layout = BucketLayout([3, 5])
     assert layout.block_map(4, CPU) is layout.block_map(4, CPU)
     assert layout.byte_offsets(torch.float32, CPU).tolist() == [0, 12]
     assert layout.byte_offsets(torch.bfloat16, CPU).tolist() == [0, 6]
 
 
-def test_tables_do_not_follow_the_default_device() -> None:
+def test_tables_do_not_follow_the_default_device():
     layout = BucketLayout([3, 5])
     with torch.device("meta"):
         tables = [layout.block_map(4, CPU), layout.device_sizes(CPU), address_table([1], CPU)]
@@ -50,7 +50,7 @@ def test_tables_do_not_follow_the_default_device() -> None:
     assert [table.device for table in tables] == [CPU] * 4
 
 
-def test_bad_layouts_are_refused() -> None:
+def test_bad_layouts_are_refused():
     with pytest.raises(ValueError, match=r"sizes\[1\]"):
         BucketLayout([1, -1])
     with pytest.raises(ValueError, match="alignment"):
@@ -59,7 +59,7 @@ def test_bad_layouts_are_refused() -> None:
         BucketLayout([2**31]).block_map(1, CPU)
 
 
-def test_tensors_that_overlap_are_refused() -> None:
+def test_tensors_that_overlap_are_refused():
     require_apart([4, 0, 4], [100, 104, 116], 4, "t")
     with pytest.raises(ValueError, match=r"overlapping memory in t\[2\] and t\[0\]"):
         require_apart([4, 0, 4], [112, 104, 100], 4, "t")

@@ -29,9 +29,7 @@ def boundaries(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_float32_is_rounded_to_nearest_even_at_every_boundary(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_float32_is_rounded_to_nearest_even_at_every_boundary(device, dtype):
     values = boundaries(dtype)
     values = values[torch.arange(0, len(values), 5)]  # the interpreter is slow
     layout = BucketLayout([len(values)])
@@ -42,9 +40,7 @@ def test_float32_is_rounded_to_nearest_even_at_every_boundary(
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_every_number_of_a_narrow_dtype_is_widened_exactly(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_every_number_of_a_narrow_dtype_is_widened_exactly(device, dtype):
     codes = torch.arange(1 << 16).to(torch.int16).view(dtype)
     layout = BucketLayout([len(codes)])
     out = torch.zeros(len(codes), device=device)

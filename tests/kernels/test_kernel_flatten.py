@@ -15,7 +15,7 @@ BACK = list(Unflatten.table)
 FILLER = 77.0
 
 
-def test_every_dtype_goes_over_its_own_wire_and_float32_over_narrower_ones() -> None:
+def test_every_dtype_goes_over_its_own_wire_and_float32_over_narrower_ones():
     narrow = [torch.float16, torch.bfloat16]
     wanted = {(dtype, dtype) for dtype in (torch.float32, torch.float64, *narrow)}
     wanted |= {(torch.float32, wire) for wire in narrow}
@@ -30,7 +30,7 @@ def pair_id(pair: object) -> str:
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
 @settings(SLOW, max_examples=5)
 @given(sizes=SIZES, offset=st.integers(0, 17), scale=SCALES, seed=CASES)
-def test_flatten_is_the_oracle(device, pair, sizes, offset, scale, seed) -> None:
+def test_flatten_is_the_oracle(device, pair, sizes, offset, scale, seed):
     dtype, wire = pair
     tensors = [
         at_offset(numbers(size, dtype, seed + index), offset if index % 2 else 0, device)
@@ -53,7 +53,7 @@ def test_flatten_is_the_oracle(device, pair, sizes, offset, scale, seed) -> None
 @pytest.mark.parametrize("pair", BACK, ids=pair_id)
 @settings(SLOW, max_examples=5)
 @given(sizes=SIZES, offset=st.integers(0, 17), scale=SCALES, seed=CASES)
-def test_unflatten_is_the_oracle(device, pair, sizes, offset, scale, seed) -> None:
+def test_unflatten_is_the_oracle(device, pair, sizes, offset, scale, seed):
     wire, dtype = pair
     layout = BucketLayout(sizes, 1 + seed % 16)
     bucket = at_offset(numbers(layout.elements, wire, seed), offset, device)
@@ -67,7 +67,7 @@ def test_unflatten_is_the_oracle(device, pair, sizes, offset, scale, seed) -> No
         assert same_numbers(got, want)
 
 
-def test_float64_is_scaled_in_float64(device: torch.device) -> None:
+def test_float64_is_scaled_in_float64(device):
     tensors = [torch.tensor([1.0, 3.0, 1e300], dtype=torch.float64, device=device)]
     layout = BucketLayout([len(tensors[0])])
     bucket = layout.new_bucket(torch.float64, device)
@@ -75,7 +75,7 @@ def test_float64_is_scaled_in_float64(device: torch.device) -> None:
     assert same_numbers(bucket, tensors[0] * (1 / 3))
 
 
-def test_a_prepared_launch_reads_the_tensors_as_they_are_then(device: torch.device) -> None:
+def test_a_prepared_launch_reads_the_tensors_as_they_are_then(device):
     tensors = [torch.ones(5000, device=device), torch.ones(3, device=device)]
     layout = BucketLayout([5000, 3], 8)
     bucket = layout.new_bucket(torch.bfloat16, device)
@@ -86,7 +86,7 @@ def test_a_prepared_launch_reads_the_tensors_as_they_are_then(device: torch.devi
         assert layout.views(bucket)[0].unique().tolist() == [value]
 
 
-def test_a_prepared_launch_outlives_another_preparation(device: torch.device) -> None:
+def test_a_prepared_launch_outlives_another_preparation(device):
     layout = BucketLayout([5000])
     plan = Flatten(layout, torch.float32, torch.float32, device)
     first, second = (torch.full((5000,), value, device=device) for value in (1.0, 2.0))
@@ -98,7 +98,7 @@ def test_a_prepared_launch_outlives_another_preparation(device: torch.device) ->
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0]])
-def test_nothing_to_move_is_no_launch(device: torch.device, sizes: list[int]) -> None:
+def test_nothing_to_move_is_no_launch(device, sizes):
     layout = BucketLayout(sizes)
     tensors = [torch.empty(0, device=device) for _ in sizes]
     bucket = torch.empty(0, device=device)

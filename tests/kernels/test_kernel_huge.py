@@ -35,7 +35,7 @@ def before(memory: torch.Tensor) -> int:
     return memory.data_ptr() - FIRST_PIECE * BLOCK * memory.element_size()
 
 
-def test_the_layout_has_such_blocks() -> None:
+def test_the_layout_has_such_blocks():
     layout = BucketLayout([5, SIZE])
     block_map = layout.block_map(BLOCK, torch.device("cpu"))
     assert block_map[-2:].tolist() == [[1, FIRST_PIECE], [1, FIRST_PIECE + 1]]
@@ -44,7 +44,7 @@ def test_the_layout_has_such_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", ["flatten", "unflatten"])
-def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
+def test_addresses_beyond_32_bits(device, name):
     pair = torch.float32, torch.bfloat16
     table, (first, second) = {
         "flatten": (Flatten.table, pair),
@@ -63,7 +63,7 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
     assert same_numbers(target, source.to(second))
 
 
-def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reduce_addresses_beyond_32_bits(monkeypatch):
     """Interpreted only: its programs count from the start of the buffers."""
     sources = [numbers(HERE, torch.float32, seed, ordinary=True) for seed in (1, 2)]
     target = torch.zeros(HERE)
@@ -85,7 +85,7 @@ def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.full
-def test_a_bucket_of_more_than_2_31_elements_on_a_gpu(gpu: torch.device) -> None:
+def test_a_bucket_of_more_than_2_31_elements_on_a_gpu(gpu):
     """In 14 GB."""
     size = 2**31 + 5000
     source = torch.ones(size, dtype=torch.bfloat16, device=gpu)

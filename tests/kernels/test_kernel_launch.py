@@ -75,18 +75,18 @@ def output_of(program: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_driver_gets_each_kind_of_kernel_as_described() -> None:
+def test_the_driver_gets_each_kind_of_kernel_as_described():
     """On the kernel's device and its current stream, whichever device is current; none spills registers."""
     assert len(output_of(EACH_KIND, *KERNEL_MODULES)) == len(KERNELS)
 
 
-def test_tritons_own_launcher_gives_the_driver_the_same() -> None:
+def test_tritons_own_launcher_gives_the_driver_the_same():
     done = in_a_process_that_compiles("-m", "fake_cuda")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert len(done.stdout.splitlines()) == len(KERNELS)
 
 
-def test_errors_of_the_driver_name_kernel_device_and_remedy() -> None:
+def test_errors_of_the_driver_name_kernel_device_and_remedy():
     loading, threads, attributes, launching = output_of(ERRORS)
     head = "the kernel k on recording:1: "
     why = "reports CUDA_ERROR_FAKE (status"
@@ -97,7 +97,7 @@ def test_errors_of_the_driver_name_kernel_device_and_remedy() -> None:
     assert launching.endswith("Else set FASTCOLL_ALGO=nccl.")
 
 
-def test_other_parameters_of_the_machine_code_are_refused() -> None:
+def test_other_parameters_of_the_machine_code_are_refused():
     program = """
 from types import SimpleNamespace
 from fastcoll.kernels import _launch
@@ -119,7 +119,7 @@ for ptx, changes in ((text.replace(last, last + ", .param .u64 more"), {}), (tex
     assert f"{head} and launch_pdl. Install" in attribute
 
 
-def test_without_a_driver_the_error_says_so() -> None:
+def test_without_a_driver_the_error_says_so():
     from fastcoll._load_cuda import CUDA
 
     with pytest.raises(
@@ -132,7 +132,7 @@ def any_configuration() -> Configuration:
     return next(flatten.configurations())
 
 
-def test_a_configuration_must_name_every_argument_in_order() -> None:
+def test_a_configuration_must_name_every_argument_in_order():
     good = any_configuration()
     fewer = {name: kind for name, kind in good.signature.items() if name != "sizes"}
     for signature in (fewer, dict(reversed(good.signature.items()))):
@@ -141,7 +141,7 @@ def test_a_configuration_must_name_every_argument_in_order() -> None:
             _launch.compile_for(bad, None)
 
 
-def test_attributes_name_arguments_by_position() -> None:
+def test_attributes_name_arguments_by_position():
     good = any_configuration()
     names = frozenset({"sizes", "scale_bits"})
     hinted = Configuration("hinted", good.kernel, good.signature, good.constexprs, names)
@@ -157,13 +157,13 @@ def test_attributes_name_arguments_by_position() -> None:
         wrong.attributes()
 
 
-def test_kernels_are_loaded_once() -> None:
+def test_kernels_are_loaded_once():
     configuration = any_configuration()
     cpu = torch.device("cpu")
     assert _launch.kernel_on(configuration, cpu) is _launch.kernel_on(configuration, cpu)
 
 
-def test_cpu_tensors_are_refused_where_kernels_compile() -> None:
+def test_cpu_tensors_are_refused_where_kernels_compile():
     done = in_a_process_that_compiles(
         "-c",
         "import torch\n"
@@ -175,12 +175,12 @@ def test_cpu_tensors_are_refused_where_kernels_compile() -> None:
     assert "ValueError: expected CUDA tensors, got cpu. Move the tensors to a GPU" in done.stderr
 
 
-def test_interpreted_kernels_take_no_other_devices_tensors() -> None:
+def test_interpreted_kernels_take_no_other_devices_tensors():
     with pytest.raises(ValueError, match="TRITON_INTERPRET"):
         flatten.Flatten(BucketLayout([1]), torch.float32, torch.float32, "meta")
 
 
-def test_imports_need_no_triton() -> None:
+def test_imports_need_no_triton():
     code = (
         "import sys, fastcoll, fastcoll.kernels, fastcoll.buckets; print('triton' in sys.modules)"
     )

@@ -16,19 +16,19 @@ ROW = kernel_table.Row("k", 90, 40, 0, 32, 6, {"128": 4}, {"128": 2}, True)
         ({"loads": {"64": 8}}, "expected 128-bit loads"),
     ],
 )
-def test_a_row_with_a_fault(changes: dict[str, object], fault: str) -> None:
+def test_a_row_with_a_fault(changes, fault):
     (found,) = replace(ROW, **changes).faults()
     assert fault in found
 
 
-def test_rows_that_are_not_as_recorded() -> None:
+def test_rows_that_are_not_as_recorded():
     recorded = {ROW.key: asdict(ROW), "gone sm_90": {}}
     assert kernel_table.compare([ROW], {ROW.key: asdict(ROW)}) == []
     found = kernel_table.compare([replace(ROW, registers=41), replace(ROW, name="new")], recorded)
     assert [line.split(":")[0] for line in found] == [ROW.key, "gone sm_90", "new sm_90"]
 
 
-def test_widths_are_those_of_the_main_path() -> None:
+def test_widths_are_those_of_the_main_path():
     code = [
         (0x00, "LDG.E.64 R2, desc[UR4][R2.64]"),
         (0x10, "@!P0 BRA 0x50"),
@@ -43,6 +43,6 @@ def test_widths_are_those_of_the_main_path() -> None:
     assert machine_code.spill_instructions([(0, "STL.64 [R1], R2"), (16, "LDL R2, [R1]")]) == 2
 
 
-def test_interpreted_kernels_are_not_reported() -> None:
+def test_interpreted_kernels_are_not_reported():
     with pytest.raises(RuntimeError, match="expected TRITON_INTERPRET to be unset"):
         kernel_table.collect()

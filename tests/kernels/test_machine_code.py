@@ -6,7 +6,6 @@ own, as this one may interpret. No GPU is needed: what the instructions mean is 
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import triton
@@ -16,12 +15,7 @@ from kernel_table import KERNELS, RECORDED
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 NO_DATA = re.compile(r"LDG\S*\.STRONG\.SYS|LDG\.E\.64 ")
-EXCHANGES = {
-    "one_shot": 1,
-    "two_shot": 2,
-    "bucket_all_reduce": 3,
-    "ring": 1,
-}
+EXCHANGES = {"one_shot": 1, "two_shot": 2, "bucket_all_reduce": 3, "ring": 1}
 """Places in the code of a module's kernels that post to peers."""
 
 SCRIPT = """
@@ -46,7 +40,7 @@ Codes = dict[str, tuple[str, list[str]]]
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     """A folder with the table, rows.json, and with files of the code of all rows."""
     folder = tmp_path_factory.mktemp("table")
     same = json.loads(RECORDED.read_text())["triton"] == triton.__version__
@@ -58,14 +52,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=EXCHANGES)
-def compiled(request: pytest.FixtureRequest, table: Path) -> Codes:
+def compiled(request, table):
     """PTX and machine code of each kernel of a module, for each architecture."""
     lines = (line for file in table.glob("*.jsonl") for line in file.read_text().splitlines())
     rows = (json.loads(line) for line in lines if line.startswith(f'["{request.param} '))
     return {name: (ptx, code) for name, ptx, code in rows}
 
 
-def test_every_configuration_compiles_as_recorded(table: Path) -> None:
+def test_every_configuration_compiles_as_recorded(table):
     rows = json.loads((table / "rows.json").read_text())["rows"].values()
     assert {row["architecture"] for row in rows} == {80, 90, 100}
     assert {row["name"].split()[0] for row in rows} == set(KERNELS)
@@ -73,12 +67,12 @@ def test_every_configuration_compiles_as_recorded(table: Path) -> None:
     assert not [row["name"] for row in rows if row["wide"] and "128" not in row["loads"]]
 
 
-def test_the_table_has_what_a_launch_compiles() -> None:
+def test_the_table_has_what_a_launch_compiles():
     done = in_a_process_that_compiles("-c", SCRIPT, "staged", "bucket_all_reduce", "ring")
     assert done.returncode == 0, done.stderr
 
 
-def test_every_row_of_the_table_between_ranks_is_read(compiled: Codes) -> None:
+def test_every_row_of_the_table_between_ranks_is_read(compiled):
     module = next(iter(compiled)).split()[0]
     rows = json.loads(RECORDED.read_text())["rows"]
     assert {name for name in rows if name.startswith(f"{module} ")} == set(compiled)
@@ -86,7 +80,7 @@ def test_every_row_of_the_table_between_ranks_is_read(compiled: Codes) -> None:
     assert others == {"flatten", "unflatten", "reduce"}  # which have no peers
 
 
-def test_flags_are_released_and_acquired_at_system_scope(compiled: Codes) -> None:
+def test_flags_are_released_and_acquired_at_system_scope(compiled):
     for name, (ptx, _) in compiled.items():
         atomics = [line for line in ptx.splitlines() if "atom." in line or "red." in line]
         posts = [line for line in atomics if ".exch." in line and "relaxed" not in line]
@@ -96,7 +90,7 @@ def test_flags_are_released_and_acquired_at_system_scope(compiled: Codes) -> Non
         assert polls and all(".sys.acquire.add.u64" in line for line in polls), (name, polls)
 
 
-def test_a_barrier_and_a_fence_precede_each_post(compiled: Codes) -> None:
+def test_a_barrier_and_a_fence_precede_each_post(compiled):
     for name, (ptx, code) in compiled.items():
         posts = [at for at, text in enumerate(code) if ".EXCH.64" in text and "STRONG.SYS" in text]
         fences = [at for at, text in enumerate(code) if "MEMBAR" in text and ".SYS" in text]
@@ -110,9 +104,7 @@ def test_a_barrier_and_a_fence_precede_each_post(compiled: Codes) -> None:
         assert len(posts) - len(fenced) == name.startswith("ring"), name
 
 
-def test_polls_leave_the_l1_cache_alone_and_it_is_emptied_once_before_data_is_read(
-    compiled: Codes,
-) -> None:
+def test_polls_leave_the_l1_cache_alone_and_it_is_emptied_once_before_data_is_read(compiled):
     for name, (_, code) in compiled.items():
         polls = [at for at, text in enumerate(code) if ".ADD.64.STRONG.SYS" in text]
         assert polls, name
@@ -132,7 +124,7 @@ def test_polls_leave_the_l1_cache_alone_and_it_is_emptied_once_before_data_is_re
         assert relaxed and len(polls) >= 3 * len(relaxed), name
 
 
-def test_what_peers_wrote_is_read_past_the_l1_cache(compiled: Codes) -> None:
+def test_what_peers_wrote_is_read_past_the_l1_cache(compiled):
     for name, (_, code) in compiled.items():
         data = [text for text in code if re.search(r"\bLDG", text) and not NO_DATA.search(text)]
         strong = [text for text in data if "STRONG.GPU" in text]
@@ -144,7 +136,7 @@ def test_what_peers_wrote_is_read_past_the_l1_cache(compiled: Codes) -> None:
             assert wide and set(wide) <= set(strong), name
 
 
-def test_the_hosts_word_is_read_in_the_loop_and_told_to_all_threads_alike(compiled: Codes) -> None:
+def test_the_hosts_word_is_read_in_the_loop_and_told_to_all_threads_alike(compiled):
     for name, (ptx, code) in compiled.items():
         lines = ptx.splitlines()
         looks = [at for at, line in enumerate(lines) if "ld.volatile.global" in line]

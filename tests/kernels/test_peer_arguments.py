@@ -25,12 +25,12 @@ LAYOUT = PeerLayout(channels=2, stage_bytes=1024, slots=4, slot_bytes=512)
         {"slot_bytes": 64},
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
+def test_a_layout_that_cannot_be_is_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         PeerLayout(**{**vars(LAYOUT), **changes})
 
 
-def test_the_parts_of_a_region_follow_each_other_in_lines() -> None:
+def test_the_parts_of_a_region_follow_each_other_in_lines():
     parts = [LAYOUT.flags_at, LAYOUT.staging_at, LAYOUT.slots_at, LAYOUT.bytes]
     assert parts == sorted(set(parts))
     assert all(part % 128 == 0 for part in parts)
@@ -38,7 +38,7 @@ def test_the_parts_of_a_region_follow_each_other_in_lines() -> None:
     assert LAYOUT.slots_at - LAYOUT.staging_at == 2 * 2 * 1024
 
 
-def test_buffers_that_cannot_be_are_refused() -> None:
+def test_buffers_that_cannot_be_are_refused():
     memory = peer_ranks.buffers_on("cpu", 1, LAYOUT)[0].memory
     address = memory.data_ptr()
     for addresses, what in [
@@ -51,7 +51,7 @@ def test_buffers_that_cannot_be_are_refused() -> None:
     PeerBuffers(0, memory, [address + 128 * rank for rank in range(32)], LAYOUT)
 
 
-def test_no_kernel_fuses_a_product_and_a_sum() -> None:
+def test_no_kernel_fuses_a_product_and_a_sum():
     """It would be rounded once where the oracle, and the CPU, round twice."""
     modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in KERNEL_MODULES]
     all_of = [each for module in modules for each in module.configurations()]

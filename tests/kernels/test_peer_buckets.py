@@ -10,19 +10,14 @@ import pytest
 import torch
 from on_ranks import on_ranks
 from peer_ranks import Case, assert_same, barrier, here
+from suite_rules import full
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.flatten import Flatten
 
 SIZES = (1, 40, 8201, 16, 0, 300, 7, 7777)
-CASES = [
-    ("sum", 1.0, 0),
-    ("avg", 0.5, 1),
-    ("avg", 2.0, 3),
-    ("avg", 1.0, 1),
-    ("sum", 1.0, 2),
-]
+CASES = [("sum", 1.0, 0), ("avg", 0.5, 1), ("avg", 2.0, 3), ("avg", 1.0, 1), ("sum", 1.0, 2)]
 """Operation, factor, and how far tensors begin behind an aligned address."""
 
 
@@ -52,11 +47,11 @@ PAIRS = [
     [
         (3, 3, *PAIRS[1]),
         (2, 1, *PAIRS[0]),  # more blocks of a channel than are fetched at once
-        *(pytest.param(2, 3, *pair, marks=pytest.mark.full) for pair in PAIRS[2:]),
+        *(full(2, 3, *pair) for pair in PAIRS[2:]),
     ],
 )
 @on_ranks(world="interpreted", init=False)
-def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: torch.dtype) -> None:
+def test_the_oracles_bits(size, channels, wire, dtype):
     buffers, messages, begins = opened(channels)
     ranks, rank = size, here().rank
     pauses = random.Random(10 * ranks + rank)
@@ -96,7 +91,7 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
 
 
 @on_ranks(3, world="interpreted", init=False)
-def test_a_rank_that_never_launches_is_named() -> None:
+def test_a_rank_that_never_launches_is_named():
     absent = 2
     buffers, messages, begins = opened(2, 2.0)
     layout = BucketLayout((20, 9000), 16)
@@ -115,7 +110,7 @@ def test_a_rank_that_never_launches_is_named() -> None:
 
 
 @on_ranks(1, world="interpreted", init=False)
-def test_closed_buffers_are_refused() -> None:
+def test_closed_buffers_are_refused():
     buffers, _, begins = opened()
     reduce = BucketAllReduce(
         BucketLayout((20, 30), 16), torch.float32, torch.float32, buffers, begins

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from on_ranks import on_ranks
 from peer_ranks import Case
-from world import Worlds
+from suite_rules import full
 
 PAIRS = [
     (torch.float32, None),
@@ -49,18 +49,8 @@ def any_case(choose: random.Random, in_place: bool = True) -> Case:
     )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "calls"),
-    [
-        (3, 5),
-        pytest.param(3, 20, marks=pytest.mark.full),
-        pytest.param(2, 20, marks=pytest.mark.full),
-        pytest.param(4, 20, marks=pytest.mark.full),
-    ],
-)
-def test_any_calls_in_any_order_on_the_same_buffers(
-    ranks: int, calls: int, interpreted: Worlds
-) -> None:
+@pytest.mark.parametrize(("ranks", "calls"), [(3, 5), full(3, 20), full(2, 20), full(4, 20)])
+def test_any_calls_in_any_order_on_the_same_buffers(ranks, calls, interpreted):
     @settings(max_examples=settings.default.max_examples // 100, phases=[Phase.generate])
     @given(st.integers(0, 2**32))
     def play(seed: int) -> None:
@@ -71,12 +61,9 @@ def test_any_calls_in_any_order_on_the_same_buffers(
     play()
 
 
-@pytest.mark.parametrize(
-    "size",
-    [3, pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("size", [3, full(2), full(4)])
 @on_ranks(world="interpreted", init=False)
-def test_every_type(size: int) -> None:
+def test_every_type(size):
     kinds = [kind for kind in KINDS if kind[0] != "all_gather"]
     cases = [
         Case(
@@ -96,9 +83,9 @@ def test_every_type(size: int) -> None:
     peer_ranks.play(cases, 5, channels=1)
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [3, full(2)])
 @on_ranks(world="interpreted", init=False)
-def test_messages_of_nothing_and_around_16_elements(size: int) -> None:
+def test_messages_of_nothing_and_around_16_elements(size):
     """Some ranks have no share, no chunk or no whole block; a call of nothing moves no counter."""
     cases = [
         Case(collective, algorithm, torch.bfloat16, count, seed=count + 1, in_place=count % 2 == 0)
@@ -108,12 +95,10 @@ def test_messages_of_nothing_and_around_16_elements(size: int) -> None:
     peer_ranks.play(cases, 7)
 
 
-@pytest.mark.parametrize("calls", [4, pytest.param(24, marks=pytest.mark.full)])
+@pytest.mark.parametrize("calls", [4, full(24)])
 @pytest.mark.parametrize("collective, algorithm", KINDS)
 @on_ranks(3, world="interpreted", init=False)
-def test_buffers_serve_many_calls_with_no_barrier(
-    collective: str, algorithm: str, calls: int
-) -> None:
+def test_buffers_serve_many_calls_with_no_barrier(collective, algorithm, calls):
     """Calls of several rounds each, while every rank is late now and then, and one dawdles in launches too."""
     cases = [
         Case(collective, algorithm, torch.float32, count=300 + 7 * number, seed=number + 1)

@@ -95,7 +95,7 @@ def ordinary(ranks: int, length: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", [one_shot, two_shot])
-def test_all_reduce(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce(way, monkeypatch):
     rank, ranks = 2, 3
     last = LastProgram(monkeypatch, rank, ranks, COUNT)
     source, out = sparse(COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
@@ -114,7 +114,7 @@ def test_all_reduce(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert same_numbers(out[last.start :], expected)
 
 
-def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_all_reduce(monkeypatch):
     rank, chunk = 1, COUNT // 16 * 16
     count = 2 * chunk - 8  # the second chunk is shorter
     last = LastProgram(monkeypatch, rank, 2, chunk)
@@ -138,7 +138,7 @@ def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same_numbers(last.slot(0, 1, torch.bfloat16, lengths[1]), expected[1])
 
 
-def test_ring_reduce_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_reduce_scatter(monkeypatch):
     rank = 1
     last = LastProgram(monkeypatch, rank, 2, COUNT)
     message, out = sparse(2 * COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
@@ -153,7 +153,7 @@ def test_ring_reduce_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("count, dtype", [(COUNT, torch.int32), (COUNT + 1, torch.uint8)], ids=str)
-def test_ring_all_gather(count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_all_gather(count, dtype, monkeypatch):
     rank = 1
     last = LastProgram(monkeypatch, rank, 2, count)
     message, out = sparse(count, dtype), sparse(2 * count, dtype)

@@ -31,7 +31,7 @@ def fill(source: torch.Tensor, out: torch.Tensor, seed: int) -> None:
     [pytest.param(*kind, marks=pytest.mark.full if kind in OTHER_RINGS else ()) for kind in KINDS],
 )
 @on_ranks(3, world="interpreted", init=False)
-def test_a_prepared_launch_is_repeated_among_others(collective: str, algorithm: str) -> None:
+def test_a_prepared_launch_is_repeated_among_others(collective, algorithm):
     """It counts on where the last launch on the buffers ended, of whichever kind that was."""
     buffers = peer_ranks.open_buffers()
     source, out = sides(collective)
@@ -57,7 +57,7 @@ def own_buffers() -> PeerBuffers:
     return peer_ranks.buffers_on("cpu", 1, PeerLayout(1, 1024, 2, 512))[0]
 
 
-def test_closed_buffers_are_refused() -> None:
+def test_closed_buffers_are_refused():
     buffers = own_buffers()
     source, out = torch.ones(20), torch.zeros(20)
     buffers.close()
@@ -66,7 +66,7 @@ def test_closed_buffers_are_refused() -> None:
     assert not out.any() and not buffers.state.any()
 
 
-def test_nothing_is_launched_for_an_empty_message() -> None:
+def test_nothing_is_launched_for_an_empty_message():
     buffers = own_buffers()
     one_shot.prepare_all_reduce(torch.ones(0), torch.ones(0), buffers)()
     assert not buffers.state.any()

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from peer_ranks import Call, Case, fault_of, here
-from world import Worlds
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +45,7 @@ def mapped_regions(size: int) -> tuple[torch.Tensor, list[int]]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_calls_between_processes_are_the_oracle(ranks: int, compiled: Worlds) -> None:
+def test_calls_between_processes_are_the_oracle(ranks, compiled):
     compared = compiled(ranks).run(played_as_rank, CASES, init=False, deadline=110)
     assert all(number > 10_000 for number in compared)
 
@@ -68,7 +67,7 @@ def played_as_rank(cases: list[Case]) -> int:
     return compared
 
 
-def test_a_process_that_never_launches_is_named(compiled: Worlds) -> None:
+def test_a_process_that_never_launches_is_named(compiled):
     fault, late = compiled(2).run(beside_an_absent_process, init=False)
     assert late is None
     peer, _, missing, text = fault

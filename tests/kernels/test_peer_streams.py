@@ -14,7 +14,6 @@ import pytest
 import torch
 from peer_ranks import Call, Case, buffers_on, fault_of
 from test_peer_exchange import KINDS, any_case
-from world import Worlds
 
 pytestmark = pytest.mark.gpu
 
@@ -38,9 +37,7 @@ def launch_on_streams(call: Call, buffers: list[Any], absent: int | None = None)
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), KINDS)
-def test_any_calls_on_the_same_buffers_are_the_oracle(
-    collective: str, algorithm: str, compiled: Worlds
-) -> None:
+def test_any_calls_on_the_same_buffers_are_the_oracle(collective, algorithm, compiled):
     choose = random.Random(1)
     cases = [
         case
@@ -69,9 +66,7 @@ def played(cases: list[Case], ranks: int) -> int:
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), KINDS)
-def test_a_rank_that_never_launches_is_named(
-    collective: str, algorithm: str, compiled: Worlds
-) -> None:
+def test_a_rank_that_never_launches_is_named(collective, algorithm, compiled):
     absent = 1
     (faults,) = compiled(1).run(
         without_rank, collective, algorithm, absent, init=False, deadline=DEADLINE
@@ -82,7 +77,7 @@ def test_a_rank_that_never_launches_is_named(
         assert "within 0.5 s" in text
 
 
-def test_rounds_of_any_calls_with_pauses_keep_every_bit(compiled: Worlds) -> None:
+def test_rounds_of_any_calls_with_pauses_keep_every_bit(compiled):
     """Eight ranks with all channels that fit: sizes, kernels, order of the launches and pauses are random."""
     (rounds,) = compiled(1).run(soaked, SOAK, 8, init=False, deadline=DEADLINE + SOAK)
     print(f"{rounds} rounds of 8 ranks in {SOAK:.0f} s")
@@ -137,7 +132,7 @@ def random_case(choose: random.Random) -> Case:
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
-def test_captured_launches_of_all_ranks_are_replayed(algorithm: str, compiled: Worlds) -> None:
+def test_captured_launches_of_all_ranks_are_replayed(algorithm, compiled):
     """Counters lie on the device, so each replay is a round of its own. The benchmark's times are of such graphs."""
     (compared,) = compiled(1).run(replayed, algorithm, init=False, deadline=DEADLINE)
     assert compared == 3 * 4 * 20_001

@@ -14,19 +14,12 @@ import pytest
 import torch
 from on_ranks import on_ranks
 from peer_ranks import barrier, fault_of, here, open_buffers
-from suite_rules import bound
+from suite_rules import bound, full
 
-SHOTS = [
-    ("one_shot", "all_reduce"),
-    ("two_shot", "all_reduce"),
-]
+SHOTS = [("one_shot", "all_reduce"), ("two_shot", "all_reduce")]
 # Both wait in kernels/_exchange.py.
-WAITING = [pytest.param(*SHOTS[0], marks=pytest.mark.full), SHOTS[1]]
-RINGS = [
-    ("ring", "all_reduce"),
-    pytest.param("ring", "reduce_scatter", marks=pytest.mark.full),
-    pytest.param("ring", "all_gather", marks=pytest.mark.full),
-]
+WAITING = [full(*SHOTS[0]), SHOTS[1]]
+RINGS = [("ring", "all_reduce"), full("ring", "reduce_scatter"), full("ring", "all_gather")]
 POLLS_PER_LOOK = 64  # as kernels/_signals.py has it
 SECONDS = 2.0  # the living ranks come in time on a busy machine too
 
@@ -52,7 +45,7 @@ def call(*arguments: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm, collective", WAITING + RINGS)
 @on_ranks(3, world="interpreted", init=False)
-def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) -> None:
+def test_a_rank_that_never_launches_is_named(algorithm, collective):
     absent = 1
     buffers = open_buffers(seconds=SECONDS)
     barrier("launch")
@@ -82,7 +75,7 @@ def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) ->
 
 @pytest.mark.parametrize("algorithm, collective", WAITING + RINGS)
 @on_ranks(3, world="interpreted", init=False)
-def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
+def test_the_host_ends_waits(algorithm, collective):
     import quick_interpreter
 
     words = torch.zeros(2, dtype=torch.int64)
@@ -112,13 +105,9 @@ def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
     barrier("ended")
 
 
-@pytest.mark.parametrize(
-    "algorithm, collective", [pytest.param(*SHOTS[1], marks=pytest.mark.full), RINGS[0]]
-)
+@pytest.mark.parametrize("algorithm, collective", [full(*SHOTS[1]), RINGS[0]])
 @on_ranks(3, world="interpreted", init=False, dying={1})
-def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(
-    algorithm: str, collective: str
-) -> None:
+def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(algorithm, collective):
     dead = 1
     buffers = open_buffers(1, 1024, 4, 512, seconds=SECONDS)
     pid = here().scratch / "pid"
@@ -163,9 +152,7 @@ def wait_for_end(pid: int) -> None:
 
 @pytest.mark.parametrize("algorithm, collective", [*SHOTS, RINGS[0]])
 @on_ranks(2, world="interpreted", init=False)
-def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
-    algorithm: str, collective: str
-) -> None:
+def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(algorithm, collective):
     """The comparison of the other tests can fail: without the wait, the peer's data is not there yet."""
     buffers = open_buffers(2, 4096, 4, 512)
     if here().rank == 0:
@@ -177,7 +164,7 @@ def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
 
 
 @on_ranks(2, world="interpreted", init=False)
-def test_counters_beyond_32_bits_work() -> None:
+def test_counters_beyond_32_bits_work():
     """All flags and counters as after 2^32 - 3 rounds; the next ones pass the end of 32 bits."""
     buffers = open_buffers()
     old = (1 << 32) - 3

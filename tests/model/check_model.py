@@ -93,15 +93,10 @@ class Missing(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """What a search found."""
 
-    Attributes:
-        error: what the checker says of it, "" if there is none.
-        states: number of states that were visited.
-    """
-
-    error: str
-    states: int
+    error: str  # what the checker says of it, "" if there is none
+    states: int  # number of states that were visited
     seconds: float
 
 

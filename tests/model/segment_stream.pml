@@ -104,16 +104,12 @@ byte sleepsOn[N];
 /* futexWakeAll */
 inline wake(kind, p) {
   d_step {
-    w = 0;
-    do
-    :: w < N ->
+    for (w : 0 .. N - 1) {
       if
       :: sleepsOn[w] == NAME(kind, p) -> sleepsOn[w] = 0
       :: else
-      fi;
-      w++
-    :: else -> break
-    od;
+      fi
+    };
     w = 0
   }
 }
@@ -280,16 +276,12 @@ inline tellAll() {
 #ifdef M_OWN_RECORD_FIRST
   record(me);
 #endif
-  q = 0;
-  do
-  :: q < N ->
+  for (q : 0 .. N - 1) {
     if
     :: q == me || !left[q] -> record(q)
     :: else
-    fi;
-    q++
-  :: else -> break
-  od;
+    fi
+  };
   claimed = 0;
   q = 0;
   do
@@ -317,9 +309,7 @@ inline passOn() {
 
 /* awaitConsumed(), and the results of segment i. */
 inline copyResults(i) {
-  p = 0;
-  do
-  :: p < N ->
+  for (p : 0 .. N - 1) {
     if
     :: p != me ->
 #ifndef M_COPIES_UNCONSUMED
@@ -327,10 +317,8 @@ inline copyResults(i) {
 #endif
       bad = bad || (PART(me, p, i) != i + 1)
     :: else
-    fi;
-    p++
-  :: else -> break
-  od
+    fi
+  }
 }
 
 proctype Rank(byte me) {
@@ -349,16 +337,12 @@ proctype Rank(byte me) {
       :: i < (c + 1) * SEGMENTS ->
         /* acquire(): every peer has finished with what lies there. */
 #ifndef M_REUSES_UNREAD
-        p = 0;
-        do
-        :: p < N ->
+        for (p : 0 .. N - 1) {
           if
           :: p != me && i + 1 > RING -> waitOn(CONSUMED, p, i + 1 - RING)
           :: else
-          fi;
-          p++
-        :: else -> break
-        od;
+          fi
+        };
 #endif
 #ifdef M_PUBLISHES_BEFORE_WRITE
         publish(i);
@@ -366,11 +350,7 @@ proctype Rank(byte me) {
         ring[me * RING + i % RING] = HALF;
 #if BACK
         d_step {
-          p = 0;
-          do
-          :: p < N -> PART(me, p, i) = HALF; p++
-          :: else -> break
-          od
+          for (p : 0 .. N - 1) { PART(me, p, i) = HALF }
         };
 #endif
         ring[me * RING + i % RING] = i + 1;
@@ -381,9 +361,7 @@ proctype Rank(byte me) {
         publishWord(CONSUMED, me, i + 1);
 #endif
         /* await(): the first of a collective compares the signatures. */
-        p = 0;
-        do
-        :: p < N ->
+        for (p : 0 .. N - 1) {
           if
           :: p != me ->
             if
@@ -418,10 +396,8 @@ proctype Rank(byte me) {
             }
 #endif
           :: else
-          fi;
-          p++
-        :: else -> break
-        od;
+          fi
+        };
 #ifndef M_CONSUMES_BEFORE_READ
         publishWord(CONSUMED, me, i + 1);
 #endif
@@ -484,10 +460,8 @@ proctype Rank(byte me) {
 #else
 #define HARMLESS (!BACK && abortState[me] != NONE)
 #endif
-    p = 0;
     all = 1;
-    do
-    :: p < N ->
+    for (p : 0 .. N - 1) {
       if
       :: p == me || HARMLESS || GONE(p) || consumed[p] >= published[me] -> skip
       :: else ->
@@ -496,10 +470,8 @@ proctype Rank(byte me) {
         :: p == me || HARMLESS || GONE(p) || consumed[p] >= published[me]
         :: all = 0
         fi
-      fi;
-      p++
-    :: else -> break
-    od;
+      fi
+    };
     left[me] = 1;
     wake(2, me);
     wake(3, me);
@@ -507,11 +479,7 @@ proctype Rank(byte me) {
     wake(CONSUMED, me);
     if
     :: all ->
-      p = 0;
-      do
-      :: p < RING -> ring[me * RING + p] = FREED; p++
-      :: else -> break
-      od
+      for (p : 0 .. RING - 1) { ring[me * RING + p] = FREED }
     :: else
     fi
   } unless { dead[me] }
@@ -520,10 +488,7 @@ proctype Rank(byte me) {
 init {
   byte r;
   atomic {
-    do
-    :: r < N -> run Rank(r); r++
-    :: else -> break
-    od
+    for (r : 0 .. N - 1) { run Rank(r) }
   };
 #ifdef DEATH
   /* At any step of rank 1, or never. */

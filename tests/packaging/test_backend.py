@@ -26,8 +26,7 @@ def made_with(timeout, options):
 
 @beyond_gloo("has other options")
 @pytest.mark.parametrize(
-    ("torchs", "options", "expected"),
-    [(7, None, 7), (7, 5, 7), (None, 5, 5), (None, None, None)],
+    ("torchs", "options", "expected"), [(7, None, 7), (7, 5, 7), (None, 5, 5), (None, None, None)]
 )
 @on_ranks(3, fresh=True)
 def test_name_ranks_and_timeout(torchs, options, expected):
@@ -40,7 +39,7 @@ def test_name_ranks_and_timeout(torchs, options, expected):
         assert (given._timeout, given.group_name, given.tuning) == (seconds[options], "", None)
 
 
-def test_a_torch_without_gloo_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_gloo_is_named(monkeypatch):
     from fastcoll import _backend
 
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)

@@ -6,7 +6,6 @@ import shutil
 import sys
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ sys.meta_path = [finder for finder in sys.meta_path if not hasattr(finder, "MAPP
 
 
 @pytest.fixture
-def isolated(tmp_path: Path) -> dict[str, str]:
+def isolated(tmp_path):
     """Variables that start Python as in an isolated build: setuptools is there, torch is not."""
     site = tmp_path / "isolated"
     site.mkdir()
@@ -47,7 +46,7 @@ def run_hook(code: str, environment: dict[str, str], folder: Path = ROOT) -> lis
 
 
 @pytest.fixture
-def hooks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def hooks(monkeypatch):
     """The build backend in this process, as if torch was not installed."""
     monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
     # Not by its name, which is also a module's of the tests.
@@ -59,7 +58,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path):
     """What a source distribution is made of, in a folder of its own; of tests/ a part."""
     target = tmp_path / "sources"
     target.mkdir()
@@ -74,7 +73,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 @pytest.mark.full
-def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path: Path) -> None:
+def test_a_source_distribution_needs_no_torch(isolated, sources, tmp_path):
     lines = run_hook(
         "print(backend.get_requires_for_build_sdist()); "
         f"assert not backend._installed(); backend.build_sdist({str(tmp_path)!r})",
@@ -97,7 +96,7 @@ def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path:
 
 
 @pytest.mark.full
-def test_an_isolated_build_takes_the_torch_of_the_environment(isolated, tmp_path: Path) -> None:
+def test_an_isolated_build_takes_the_torch_of_the_environment(isolated, tmp_path):
     lines = run_hook(
         "print(backend.get_requires_for_build_wheel()); assert not backend._installed(); backend._prepare({}); "
         "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'; import torch; print(torch.__version__)",
@@ -109,21 +108,19 @@ def test_an_isolated_build_takes_the_torch_of_the_environment(isolated, tmp_path
 @pytest.mark.parametrize(
     ("settings", "asked"), [({}, "torch==2.13.*"), ({"torch": "2.14"}, "torch==2.14.*")]
 )
-def test_without_torch_a_build_asks_for_one_release(hooks, monkeypatch, settings, asked) -> None:
+def test_without_torch_a_build_asks_for_one_release(hooks, monkeypatch, settings, asked):
     monkeypatch.setattr(hooks, "_outside", lambda: ("", []))
     assert hooks.get_requires_for_build_wheel(settings) == [asked]
 
 
-def test_a_torch_that_is_too_old_is_named(hooks, monkeypatch) -> None:
+def test_a_torch_that_is_too_old_is_named(hooks, monkeypatch):
     monkeypatch.setattr(hooks, "_outside", lambda: ("2.10.1", []))
     with pytest.raises(SystemExit, match=r"made for torch>=2\.11,<2\.16 and found torch 2\.10\.1"):
         hooks.get_requires_for_build_wheel()
 
 
 @pytest.mark.parametrize("hook", ["get_requires_for_build_wheel", "build_wheel", "build_editable"])
-def test_without_a_compiler_the_error_says_so(
-    hooks, monkeypatch, tmp_path: Path, hook: str
-) -> None:
+def test_without_a_compiler_the_error_says_so(hooks, monkeypatch, tmp_path, hook):
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("CXX", "")
     given = () if hook.startswith("get") else (str(tmp_path),)
@@ -132,14 +129,14 @@ def test_without_a_compiler_the_error_says_so(
         getattr(hooks, hook)(*given)
 
 
-def test_without_pythons_headers_the_error_says_so(hooks, monkeypatch) -> None:
+def test_without_pythons_headers_the_error_says_so(hooks, monkeypatch):
     monkeypatch.setattr(hooks.toolchain.sysconfig, "get_path", lambda name: "/nonexistent")
     with pytest.raises(SystemExit, match=r"/nonexistent has no Python\.h"):
         hooks.get_requires_for_build_wheel()
 
 
 @pytest.mark.full
-def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_path: Path) -> None:
+def test_after_a_failed_compilation_one_sentence_comes_last(sources, tmp_path):
     for path in (sources / "csrc").rglob("*.cpp"):
         path.unlink()
     (sources / "csrc" / "bindings" / "module.cpp").write_text("#error no\n")
@@ -153,9 +150,7 @@ def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_p
     assert "Traceback" not in process.stderr
 
 
-def test_without_torch_the_package_can_be_imported_and_its_commands_say_so(
-    isolated, tmp_path: Path
-) -> None:
+def test_without_torch_the_package_can_be_imported_and_its_commands_say_so(isolated, tmp_path):
     (tmp_path / "isolated" / "fastcoll").symlink_to(ROOT / "fastcoll")
     code = "import fastcoll; assert not fastcoll.is_available(); import fastcoll.trace"
     imported = python("-c", code, cwd=tmp_path, env=isolated)

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,7 @@ from fastcoll.examples import ddp_train
     ("arguments", "status"),
     [(["--help"], 0), (["-h"], 0), (["help"], 0), ([], 2), (["inof"], 2), (["other"], 2)],
 )
-def test_help_and_a_wrong_command_list_the_commands(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
-) -> None:
+def test_help_and_a_wrong_command_list_the_commands(capsys, arguments, status):
     assert main(arguments) == status
     printed = capsys.readouterr()
     text = printed.err if status else printed.out
@@ -38,9 +35,7 @@ def test_help_and_a_wrong_command_list_the_commands(
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["benhc"], ["trace", "--help"]])
 @pytest.mark.parametrize("started", [["-m", "fastcoll"], ["fastcoll"]])
-def test_it_imports_no_torch_before_a_sub_command_needs_it(
-    tmp_path: Path, started: list[str], arguments: list[str]
-) -> None:
+def test_it_imports_no_torch_before_a_sub_command_needs_it(tmp_path, started, arguments):
     """The backend's name is registered by `import torch`, or by the sub-command."""
     script = tmp_path / "fastcoll"
     script.write_text("import sys\nfrom fastcoll.command import main\nsys.exit(main())\n")
@@ -66,9 +61,7 @@ def test_it_imports_no_torch_before_a_sub_command_needs_it(
         ("python train.py", None),
     ],
 )
-def test_without_torch_a_command_that_needs_it_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, line: str, command: str | None
-) -> None:
+def test_without_torch_a_command_that_needs_it_is_one_sentence(monkeypatch, line, command):
     words = line.split()
     monkeypatch.setattr(sys, "orig_argv", words)
     monkeypatch.setattr(sys, "argv", ["-m" if words[1].startswith("-m") else words[1]])
@@ -81,32 +74,32 @@ def test_without_torch_a_command_that_needs_it_is_one_sentence(
 
 
 @pytest.mark.parametrize("command", ["--help", "info"])
-def test_a_pipe_that_is_closed_early_is_no_traceback(command: str) -> None:
+def test_a_pipe_that_is_closed_early_is_no_traceback(command):
     closed = f"{sys.executable} -m fastcoll {command} | true; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", closed], capture_output=True, text=True, timeout=60)
     assert ended.stderr == ""
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"fastcoll {__version__}\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_its_own_help(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: ")
 
 
-def test_the_demo_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_names_what_is_missing(monkeypatch):
     present = {"torch": "a spec", "rich": "a spec"}
     monkeypatch.setattr(importlib.util, "find_spec", present.get)
     assert main(["demo"]) == "the demo needs scikit-learn: pip install scikit-learn"
 
 
-def test_the_demo_compares_with_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_compares_with_gloo(monkeypatch):
     trained = []
 
     def train(backends: list[str], ranks: int, settings: ddp_train.Settings) -> tuple[Any, float]:
@@ -131,9 +124,7 @@ def outcome_of(backend: str, milliseconds: float) -> ddp_train.Outcome:
         (2.0, 5.0, 30.0, "the times decide nothing: fastcoll took 2.00 ms a step, gloo 5.00 ms."),
     ],
 )
-def test_the_verdict_of_the_demo_holds(
-    ours: float, gloos: float, others: float, expected: str
-) -> None:
+def test_the_verdict_of_the_demo_holds(ours, gloos, others, expected):
     outcomes = [outcome_of("fastcoll", ours), outcome_of("gloo", gloos)]
     found = ddp_train.verdict(outcomes, others)
     assert expected in found and f"Other processes used {others:.0f}% of the machine" in found

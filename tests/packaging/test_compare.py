@@ -38,7 +38,7 @@ def compared(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return status, out, err
 
 
-def test_equal_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_losses(tmp_path, capfd):
     status, out, err = compared(capfd, *job(tmp_path))
     assert status == 0
     assert "All 4 losses are equal, as printed." in out
@@ -69,21 +69,17 @@ def test_equal_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
         ({"served": False}, 2, "fastcoll served no group: the job made none of gloo or of no name."),
     ],
 )  # fmt: skip
-def test_verdicts(
-    given: dict, status: int, expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verdicts(given, status, expected, tmp_path, capfd):
     found, out, _ = compared(capfd, "--rounds", "1", *job(tmp_path, **given))
     assert found == status and expected in out, out
 
 
-def test_a_job_that_names_fastcoll_runs_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_names_fastcoll_runs_once(tmp_path, capfd):
     status, _, err = compared(capfd, *job(tmp_path, theirs=True))
     assert (status, err) == (2, "run 1 of 2 on gloo ...\n")
 
 
-def test_a_job_that_can_not_be_started(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_can_not_be_started(capfd):
     status, _, err = compared(capfd, "--", "/nonexistent/torchrun", "x.py")
     assert status == 2
     assert err.endswith("fastcoll compare: /nonexistent/torchrun: No such file or directory\n")
@@ -98,9 +94,7 @@ def test_a_job_that_can_not_be_started(capfd: pytest.CaptureFixture[str]) -> Non
         ([], "the following arguments are required: command"),
     ],
 )
-def test_wrong_arguments(
-    arguments: list[str], error: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments(arguments, error, capfd):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -108,7 +102,7 @@ def test_wrong_arguments(
 
 
 @pytest.mark.full
-def test_a_training_by_torchrun(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_training_by_torchrun(capfd):
     """The script names gloo; its losses are the same bits on fastcoll."""
     script = Path(EXAMPLES).with_name("ddp.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

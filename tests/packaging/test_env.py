@@ -8,12 +8,12 @@ import fastcoll
 from fastcoll import env
 
 
-def test_defaults() -> None:
+def test_defaults():
     defaults = {one.name: one.default for one in env.VARIABLES}
     assert env.read({}) == env.read({"FASTCOLL_DEBUG": ""}) == defaults
 
 
-def test_values_are_read_in_any_case() -> None:
+def test_values_are_read_in_any_case():
     given = {"FASTCOLL_DEBUG": "info", "FASTCOLL_ISA": "AVX2", "FASTCOLL_SPIN_US": "50"}
     read = env.read(given)
     assert [read[name] for name in given] == ["INFO", "avx2", 50]
@@ -29,12 +29,12 @@ def test_values_are_read_in_any_case() -> None:
         ("FASTCOLL_STORES", "wide", "one of auto, plain, streaming"),
     ],
 )
-def test_a_bad_value_is_named_with_what_is_expected(name: str, value: str, expected: str) -> None:
+def test_a_bad_value_is_named_with_what_is_expected(name, value, expected):
     with pytest.raises(ValueError, match=f"{name}={value}: expected {expected}"):
         env.read({name: value})
 
 
-def test_a_misspelt_name_is_found() -> None:
+def test_a_misspelt_name_is_found():
     assert env.unknown({"FASTCOLL_DEBG": "1", "FASTCOLL_DEBUG": "OFF", "PATH": ""}) == [
         "FASTCOLL_DEBG"
     ]
@@ -51,7 +51,7 @@ OF_GROUPS = {
 }
 
 
-def test_options_have_the_settings_of_a_group_with_their_defaults() -> None:
+def test_options_have_the_settings_of_a_group_with_their_defaults():
     rows = {one.name.removeprefix("FASTCOLL_").lower(): one for one in env.VARIABLES}
     options = fastcoll.Options()
     assert {name for name in rows if hasattr(options, name)} == {*OF_GROUPS, "tuning"}
@@ -67,9 +67,7 @@ def test_options_have_the_settings_of_a_group_with_their_defaults() -> None:
         ("shared_memory", "tcp", "expected one of auto, off, require"),
     ],
 )
-def test_a_bad_option_is_named_with_what_is_expected(
-    field: str, value: object, expected: str
-) -> None:
+def test_a_bad_option_is_named_with_what_is_expected(field, value, expected):
     given = re.escape(f"fastcoll.Options: {field}={value}: {expected}")
     with pytest.raises(ValueError, match=given):
         fastcoll.Options(**{field: value})
@@ -78,7 +76,7 @@ def test_a_bad_option_is_named_with_what_is_expected(
         setattr(options, field, value)
 
 
-def test_an_option_that_is_none_is_named() -> None:
+def test_an_option_that_is_none_is_named():
     with pytest.raises(TypeError, match="no field is named 'ringbytes'"):
         fastcoll.Options(ringbytes=1)
     with pytest.raises(TypeError):

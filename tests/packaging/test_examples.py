@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launcher import Launcher
+from suite_rules import full
 from torchrun import torchrun
 
 import fastcoll.trace.__main__ as trace
@@ -47,12 +48,7 @@ def run(*command: str, folder: Path) -> str:
     """Runs a command in a folder; returns its standard output."""
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # Unbuffered, Python writes the end of a line by itself, and lines of several ranks mix.
-    environment = {
-        **os.environ,
-        "PATH": scripts,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "",
-    }
+    environment = {**os.environ, "PATH": scripts, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -73,7 +69,7 @@ def ranks(launcher: Launcher, folder: Path, name: str, *arguments: str, size: in
 
 
 @pytest.mark.parametrize("path", SHORT, ids=lambda path: path.name)
-def test_an_example_has_at_most_40_lines_of_code(path: Path) -> None:
+def test_an_example_has_at_most_40_lines_of_code(path):
     text = path.read_text()
     documented = {
         line
@@ -90,40 +86,46 @@ def test_an_example_has_at_most_40_lines_of_code(path: Path) -> None:
     assert not [line for line in code if "import" in line and "examples" in line]
 
 
-def test_the_page_lists_each_example() -> None:
+def test_the_page_lists_each_example():
     page = (ROOT / "docs" / "start" / "examples.md").read_text()
     linked = set(re.findall(r"\]\(\.\./\.\./examples/([^)]+)\)", page))
     files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*") if path.is_file()}
     assert linked == {name for name in files if "__" not in name}
 
 
-def test_hello(launcher: Launcher, tmp_path: Path) -> None:
-    assert ranks(launcher, tmp_path, "hello.py") == expected("hello.py")
+@pytest.mark.parametrize("name", ["hello.py", full("gpu_job.py")])
+def test_each_line_is_as_expected(launcher, tmp_path, name):
+    assert ranks(launcher, tmp_path, name) == expected(name)
 
 
 @pytest.mark.full
-def test_hello_starts_its_own_ranks(tmp_path: Path) -> None:
+def test_hello_starts_its_own_ranks(tmp_path):
     printed = run(sys.executable, str(EXAMPLES / "hello.py"), folder=tmp_path)
     assert sorted(printed.splitlines()) == expected("hello.py")
 
 
-def test_ddp(launcher: Launcher, tmp_path: Path) -> None:
+def test_ddp(launcher, tmp_path):
     printed = ranks(launcher, tmp_path, "ddp.py", "--backend", "fastcoll")
     assert shapes(printed) == shapes(expected("ddp.py"))
     first, *_, last = (float(re.findall(r"loss (\S+),", line)[0]) for line in printed)
     assert last < first / 2
 
 
-def test_fsdp2(launcher: Launcher, tmp_path: Path) -> None:
+def test_fsdp2(launcher, tmp_path):
     printed = ranks(launcher, tmp_path, "fsdp2.py", str(tmp_path / "checkpoint"))
     assert shapes(printed) == shapes(expected("fsdp2.py"))
     assert printed[-2:] == printed[-4:-2], "the steps after the load differ"
 
 
 @pytest.mark.full
-def test_faster_gradients(launcher: Launcher, tmp_path: Path) -> None:
-    printed = ranks(launcher, tmp_path, "faster_gradients.py")
-    assert shapes(printed) == shapes(expected("faster_gradients.py"))
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    # The second compares the texts of all ways itself. One layer: it compiles the model three times.
+    [("faster_gradients.py", []), ("tensor_parallel_generate.py", ["1"])],
+)
+def test_each_line_is_as_expected_but_for_numbers(launcher, tmp_path, name, arguments):
+    printed = ranks(launcher, tmp_path, name, *arguments)
+    assert shapes(printed) == shapes(expected(name))
 
 
 @pytest.mark.full
@@ -131,7 +133,7 @@ def test_faster_gradients(launcher: Launcher, tmp_path: Path) -> None:
     ("name", "sizes"),
     [("same_bits_any_ranks.py", (1, 2, 3, 4, 6, 8)), ("same_bits_tensor_parallel.py", (1, 2, 4))],
 )
-def test_same_bits(launcher: Launcher, tmp_path: Path, name: str, sizes: tuple[int, ...]) -> None:
+def test_same_bits(launcher, tmp_path, name, sizes):
     hashes = set()
     for size in sizes:
         folder = tmp_path / str(size)
@@ -144,7 +146,7 @@ def test_same_bits(launcher: Launcher, tmp_path: Path, name: str, sizes: tuple[i
 
 
 @pytest.mark.full
-def test_cuda_gradients(tmp_path: Path) -> None:
+def test_cuda_gradients(tmp_path):
     printed = run(sys.executable, str(EXAMPLES / "cuda_gradients.py"), folder=tmp_path).splitlines()
     assert shapes(printed) == shapes(expected("cuda_gradients.py"))
     stock, ours = (int(line.split()[0]) for line in printed)
@@ -152,26 +154,14 @@ def test_cuda_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_gpu_job(launcher: Launcher, tmp_path: Path) -> None:
-    assert ranks(launcher, tmp_path, "gpu_job.py") == expected("gpu_job.py")
-
-
-@pytest.mark.full
-def test_rollout(tmp_path: Path) -> None:
+def test_rollout(tmp_path):
     printed = run(sys.executable, str(EXAMPLES / "rollout.py"), folder=tmp_path).splitlines()
     assert sorted(printed) == sorted(expected("rollout.py"))
     assert [line for line in printed if "round" in line] == sorted(printed)[2:]
 
 
 @pytest.mark.full
-def test_tensor_parallel_generate(launcher: Launcher, tmp_path: Path) -> None:
-    """It compares the texts of all ways itself. One layer: it compiles the model three times."""
-    printed = ranks(launcher, tmp_path, "tensor_parallel_generate.py", "1")
-    assert shapes(printed) == shapes(expected("tensor_parallel_generate.py"))
-
-
-@pytest.mark.full
-def test_which_rank_hangs(tmp_path: Path) -> None:
+def test_which_rank_hangs(tmp_path):
     """The script starts its ranks, and compares their traces."""
     name = "which_rank_hangs.py"
     printed = run(sys.executable, str(EXAMPLES / name), "missing", folder=tmp_path)
@@ -184,9 +174,7 @@ def test_which_rank_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "named"), [("mismatch", "float32[1001]"), ("died", "\nLook at rank 1 first.\n")]
 )
-def test_another_fault_of_a_rank(
-    launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, named: str
-) -> None:
+def test_another_fault_of_a_rank(launcher, tmp_path, capsys, fault, named):
     text = started("which_rank_hangs.py", fault)
     traces = {"FASTCOLL_TRACE_DUMP": f"{tmp_path}/rank_", "FASTCOLL_TRACE_STACKS": "1"}
     launcher.ranks(text, 3, tmp_path, **traces)
@@ -196,7 +184,7 @@ def test_another_fault_of_a_rank(
     assert named in printed
 
 
-def test_lines_that_find_the_rank_quotes_are_those_of_the_example() -> None:
+def test_lines_that_find_the_rank_quotes_are_those_of_the_example():
     page = (ROOT / "docs" / "faults" / "find-the-rank.md").read_text()
     lines = (EXAMPLES / "which_rank_hangs.py").read_text().splitlines()
     calls = {"step": "dist.all_reduce(", "main": "step(", "<module>": "main("}
@@ -206,7 +194,7 @@ def test_lines_that_find_the_rank_quotes_are_those_of_the_example() -> None:
         assert calls[function] in lines[int(line) - 1]
 
 
-def test_the_picture_of_a_hang_has_the_text_of_its_page() -> None:
+def test_the_picture_of_a_hang_has_the_text_of_its_page():
     page = (ROOT / "docs" / "faults" / "find-the-rank.md").read_text()
     svg = (ROOT / "docs" / "pictures" / "hang.svg").read_text()
     shown = html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)", svg))).split()
@@ -222,7 +210,7 @@ def commands(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "slurm.sh"])
-def test_two_hosts_are_started_as_the_guide_does(name: str) -> None:
+def test_two_hosts_are_started_as_the_guide_does(name):
     guide = (ROOT / "docs" / "guides" / "several-hosts.md").read_text()
     (command,) = commands((EXAMPLES / "two_hosts" / name).read_text())
     assert command in commands(guide)
@@ -230,7 +218,7 @@ def test_two_hosts_are_started_as_the_guide_does(name: str) -> None:
 
 
 @pytest.mark.full
-def test_ddp_on_two_hosts(tmp_path: Path) -> None:
+def test_ddp_on_two_hosts(tmp_path):
     printed = torchrun(
         str(EXAMPLES / "ddp.py"), ranks=1, hosts=2, environment={"FASTCOLL_DEBUG": "INFO"}
     )
@@ -240,18 +228,18 @@ def test_ddp_on_two_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["two_hosts/slurm.sh"])
-def test_bash_parses(name: str) -> None:
+def test_bash_parses(name):
     subprocess.run(["bash", "-n", str(EXAMPLES / name)], check=True)
 
 
-def test_the_image_has_the_torch_that_a_clone_installs() -> None:
+def test_the_image_has_the_torch_that_a_clone_installs():
     (torch,) = re.findall(r"^TORCH := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     image = (EXAMPLES / "container" / "Dockerfile").read_text()
     assert set(re.findall(r"torch==\S+", image)) == {torch}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_is_plain_python_with_the_outputs_of_one_run(path: Path) -> None:
+def test_a_notebook_is_plain_python_with_the_outputs_of_one_run(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
@@ -265,7 +253,7 @@ def test_a_notebook_is_plain_python_with_the_outputs_of_one_run(path: Path) -> N
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_and_draws(tmp_path: Path, path: Path) -> None:
+def test_a_notebook_runs_and_draws(tmp_path, path):
     import nbclient
     import nbformat
 

@@ -5,13 +5,12 @@ import os
 import sys
 
 import pytest
-from launcher import Launcher
 
 from fastcoll import _checks, info
 
 
 @pytest.fixture(scope="module")
-def report(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def report(launcher, tmp_path_factory):
     text = "import sys; from fastcoll import info; sys.exit(info.main(['--json']))"
     folder = tmp_path_factory.mktemp("info")
     process = launcher.program(text, folder, FASTCOLL_SPIN_US="never", FASTCOLL_DEBG="1")
@@ -19,7 +18,7 @@ def report(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict
     return json.loads(process.stdout)
 
 
-def test_versions_and_library_paths(report: dict) -> None:
+def test_versions_and_library_paths(report):
     import torch
 
     assert report["versions"]["torch"] == torch.__version__
@@ -28,7 +27,7 @@ def test_versions_and_library_paths(report: dict) -> None:
     assert os.path.exists(path)
 
 
-def test_what_is_not_available_comes_with_reason_and_remedy(report: dict) -> None:
+def test_what_is_not_available_comes_with_reason_and_remedy(report):
     parts = {answer["part"]: answer for answer in report["available"]}
     assert len(parts) == len(_checks.CHECKS)
     assert parts["CPU, shared memory"]["available"]
@@ -37,7 +36,7 @@ def test_what_is_not_available_comes_with_reason_and_remedy(report: dict) -> Non
         assert bool(answer["remedy"]) != answer["available"]
 
 
-def test_bad_and_misspelt_variables_are_named(report: dict) -> None:
+def test_bad_and_misspelt_variables_are_named(report):
     problems = {row["name"]: row["problem"] for row in report["environment"] if row["problem"]}
     assert set(problems) == {"FASTCOLL_SPIN_US", "FASTCOLL_DEBG"}
     assert "expected an integer" in problems["FASTCOLL_SPIN_US"]
@@ -48,9 +47,7 @@ def printed(report: dict, everything: bool, capsys: pytest.CaptureFixture[str]) 
     return capsys.readouterr().out
 
 
-def test_the_verdict_comes_first_and_defaults_are_left_out(
-    report: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verdict_comes_first_and_defaults_are_left_out(report, capsys):
     text = printed(report, False, capsys)
     cpu, cuda, *_ = text.splitlines()
     assert cpu.startswith("CPU tensors: ready, through shared memory; ")
@@ -85,17 +82,13 @@ def answers(**missing: str) -> list[dict]:
         ({"triton": "none"}, ["CUDA tensors: ready; it is here; by NCCL alone, without kernels of Triton."]),
     ],
 )  # fmt: skip
-def test_the_verdict_says_what_serves_and_what_is_in_the_way(
-    missing: dict[str, str], expected: list[str]
-) -> None:
+def test_the_verdict_says_what_serves_and_what_is_in_the_way(missing, expected):
     found = info._verdict({"available": answers(**missing)})
     assert set(expected) <= set(found)
     assert len(found) == (1 if "module" in missing else 2)
 
 
-def test_no_remedy_is_offered_that_cannot_help(
-    report: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_remedy_is_offered_that_cannot_help(report, capsys):
     """Without CUDA in torch, CuPy and Triton are of no use."""
     changed = {**report, "available": answers(cuda="no CUDA in torch", nccl="none", gloo="none")}
     text = printed(changed, False, capsys)
@@ -104,7 +97,7 @@ def test_no_remedy_is_offered_that_cannot_help(
     assert "-: none" in printed(changed, True, capsys)
 
 
-def test_a_check_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_is_an_answer(monkeypatch):
     def check_weather() -> str:
         raise OSError("rain")
 

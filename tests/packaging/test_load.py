@@ -32,7 +32,7 @@ REBUILD = re.escape(f"rebuild it, `pip install --no-build-isolation --no-deps --
         ("2.1", "2.13.0", False),
     ],
 )
-def test_versions_fit_within_a_minor_release(built: str | None, running: str, fits: bool) -> None:
+def test_versions_fit_within_a_minor_release(built, running, fits):
     assert (_built_for.mismatch(built, running) is None) == fits
 
 
@@ -49,9 +49,7 @@ RUNNING = torch.__version__[:4]
     ],
     ids=["by its record", "by itself", "undefined symbol", "no build"],
 )
-def test_a_module_that_does_not_fit_is_named(
-    monkeypatch, recorded: str | None, compiled: str | None, suffix: str, problem: str
-) -> None:
+def test_a_module_that_does_not_fit_is_named(monkeypatch, recorded, compiled, suffix, problem):
     """The record is read first: the module of the first case has nothing to ask."""
     module = compiled and SimpleNamespace(build_info=lambda: {"torch": compiled})
     monkeypatch.delitem(sys.modules, "fastcoll._load", raising=False)
@@ -67,7 +65,7 @@ def test_a_module_that_does_not_fit_is_named(
     assert not fastcoll.is_available()
 
 
-def test_without_the_half_of_device_tensors_their_first_one_says_what_to_do(monkeypatch) -> None:
+def test_without_the_half_of_device_tensors_their_first_one_says_what_to_do(monkeypatch):
     """As for a torch without CUDA, whose fastcoll has no ``_cuda``."""
     monkeypatch.setitem(sys.modules, "fastcoll._cuda", None)
     monkeypatch.delattr(fastcoll, "_cuda", raising=False)
@@ -80,7 +78,7 @@ def test_without_the_half_of_device_tensors_their_first_one_says_what_to_do(monk
         importlib.import_module("fastcoll._load_cuda")
 
 
-def test_without_it_a_machine_with_gpus_still_has_groups_of_cpu_tensors(monkeypatch) -> None:
+def test_without_it_a_machine_with_gpus_still_has_groups_of_cpu_tensors(monkeypatch):
     from fastcoll import _backend, env
 
     monkeypatch.setitem(sys.modules, "fastcoll._cuda", None)
@@ -94,7 +92,7 @@ def test_without_it_a_machine_with_gpus_still_has_groups_of_cpu_tensors(monkeypa
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def installed(monkeypatch, tmp_path):
     """Let fastcoll look installed, with a record of where it came from or without."""
 
     def installed(origin: dict | None, built: str = "2.12") -> None:
@@ -118,7 +116,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     ],
     ids=["from an index", "from a file", "from a folder now gone"],
 )
-def test_who_has_a_wheel_is_told_of_a_wheel_and_of_a_torch(installed, origin) -> None:
+def test_who_has_a_wheel_is_told_of_a_wheel_and_of_a_torch(installed, origin):
     installed(origin)
     sentence = _built_for.remedy("2.14.1+cu130")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -128,23 +126,20 @@ def test_who_has_a_wheel_is_told_of_a_wheel_and_of_a_torch(installed, origin) ->
     )
 
 
-def test_who_installed_a_folder_is_told_of_that_folder(installed) -> None:
+def test_who_installed_a_folder_is_told_of_that_folder(installed):
     installed({"url": ROOT.as_uri(), "dir_info": {}})
     assert _built_for.remedy("2.14.1") == (
         f"rebuild it, `pip install --no-build-isolation --no-deps --force-reinstall {FOLDER}`"
     )
 
 
-def test_who_runs_in_the_sources_and_has_one_installed_is_told_to_leave_them(
-    monkeypatch, tmp_path: Path
-) -> None:
+def test_who_runs_in_the_sources_and_has_one_installed_is_told_to_leave_them(monkeypatch, tmp_path):
     site = tmp_path / "fastcoll"
     site.mkdir()
     found = SimpleNamespace(locate_file=tmp_path.joinpath)
     monkeypatch.setattr(metadata, "distributions", lambda name: [found])
-    assert _built_for.remedy("2.14.1").startswith(
-        "rebuild it, "
-    )  # what is beside has no compiled module
+    # What is beside has no compiled module.
+    assert _built_for.remedy("2.14.1").startswith("rebuild it, ")
     (site / "_C.cpython-311-x86_64-linux-gnu.so").touch()
     sentence = _built_for.remedy("2.14.1")
     assert sentence.startswith(f"leave the folder {ROOT}, ")

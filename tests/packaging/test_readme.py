@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import Launcher
 from torch import nn
 from torchrun import torchrun
-from world import Worlds
 
 from fastcoll import tune
 
@@ -50,13 +48,13 @@ def shown(page: str, command: str) -> str:
     return text.partition("\n")[2]
 
 
-def test_hello(launcher: Launcher, tmp_path: Path) -> None:
+def test_hello(launcher, tmp_path):
     expected = shown(QUICKSTART, "torchrun").splitlines(keepends=True)
     for rank, line in zip(launcher.ranks(hello("fastcoll"), 2, tmp_path), expected, strict=True):
         assert (rank.status, rank.stdout) == (0, line), rank.stderr
 
 
-def test_the_page_has_what_the_examples_print() -> None:
+def test_the_page_has_what_the_examples_print():
     """tests/packaging/test_examples.py compares what they print with their docstrings."""
     examples = {
         name: (ROOT / "examples" / name).read_text() for name in ("hello.py", "which_rank_hangs.py")
@@ -68,7 +66,7 @@ def test_the_page_has_what_the_examples_print() -> None:
         assert f"    {line}\n" in examples["which_rank_hangs.py"], line
 
 
-def test_commands_of_the_tuner_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_tuner_parse(monkeypatch):
     """tools/check_pages.py parses those of the benchmark. The tuner needs torch."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     pages = [README, *(page.read_text() for page in (ROOT / "docs").rglob("*.md"))]
@@ -81,7 +79,7 @@ def test_commands_of_the_tuner_parse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-def test_the_script_for_gloo_under_torchrun(tmp_path: Path) -> None:
+def test_the_script_for_gloo_under_torchrun(tmp_path):
     served = (
         "import fastcoll\n"
         "backend = fastcoll.info.groups()[0]['backends']['cpu']\n"
@@ -112,9 +110,7 @@ sys.exit(command.main(["demo", "--epochs", "6"]))
 
 @pytest.mark.full
 @pytest.mark.timeout(600)  # two ranks train two networks
-def test_the_demo_ends_with_lines_like_those_of_the_page(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_the_demo_ends_with_lines_like_those_of_the_page(launcher, tmp_path):
     ended = launcher.program(DEMO, tmp_path, limit=500)
     assert ended.status == 0, ended.stderr
     printed = ended.stdout.splitlines()
@@ -148,7 +144,7 @@ def gradients(text: str) -> list[float]:
 @pytest.mark.parametrize(
     "block", blocks((ROOT / "docs" / "guides" / "gradients.md").read_text(), "python")
 )
-def test_code_of_the_page_of_gradients(world: Worlds, block: str) -> None:
+def test_code_of_the_page_of_gradients(world, block):
     first, second = world(2).run(gradients, block)
     assert first == second
     assert first[0] != first[1]

@@ -20,13 +20,13 @@ def run_python(code: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
+def installed():
     points = importlib.metadata.entry_points(group="torch.backends", name="fastcoll")
     if not list(points):
         pytest.fail("fastcoll is not installed in this environment: run `make build`")
 
 
-def test_import_torch_registers_the_name_and_nothing_heavy_is_loaded() -> None:
+def test_import_torch_registers_the_name_and_nothing_heavy_is_loaded():
     """Nor for devices, by a group of CPU ranks."""
     output = run_python(
         """
@@ -48,7 +48,7 @@ def test_import_torch_registers_the_name_and_nothing_heavy_is_loaded() -> None:
 
 
 @since(14, "entry points of backends")
-def test_the_name_is_known_without_autoload() -> None:
+def test_the_name_is_known_without_autoload():
     output = run_python(
         """
         import torch
@@ -66,7 +66,7 @@ def test_the_name_is_known_without_autoload() -> None:
 
 
 @pytest.mark.full
-def test_import_fastcoll_before_torch_registers_once() -> None:
+def test_import_fastcoll_before_torch_registers_once():
     names = "torch.distributed.Backend.backend_list"
     output = run_python(
         f"import fastcoll, torch; print({names}.count('fastcoll'), fastcoll.__version__)"
@@ -74,9 +74,7 @@ def test_import_fastcoll_before_torch_registers_once() -> None:
     assert output.split() == ["1", importlib.metadata.version("fastcoll")]
 
 
-def test_a_failing_registration_raises_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_registration_raises_nothing(monkeypatch, capsys):
     """As `import torch` ends with it."""
 
     def refuse(*arguments: object, **options: object) -> None:
@@ -90,14 +88,14 @@ def test_a_failing_registration_raises_nothing(
     assert "not registered as requested: no room" in capsys.readouterr().err
 
 
-def test_torch_without_distributed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_distributed_is_left_alone(monkeypatch):
     monkeypatch.setattr(dist, "is_available", lambda: False)
     monkeypatch.setattr(dist.Backend, "register_backend", None)
     _register.register()
     assert _register.registration_error() is None
 
 
-def test_default_backends_of_devices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_backends_of_devices_stay(monkeypatch):
     defaults = {"cpu": "gloo"}  # as in a torch that has no default for "cuda"
     monkeypatch.setattr(dist.Backend, "default_device_backend_map", defaults)
     monkeypatch.setattr(dist.Backend, "backend_list", ["gloo"])

@@ -11,15 +11,13 @@ BUILD_BACKEND = str(ROOT / "build_backend")
 
 
 @pytest.fixture(autouse=True)
-def build_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def build_backend(monkeypatch):
     monkeypatch.syspath_prepend(BUILD_BACKEND)
     for name in ("supported", "release_check"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_the_tag_of_this_version_can_be_released_once_the_changelog_names_it(
-    tmp_path: Path,
-) -> None:
+def test_the_tag_of_this_version_can_be_released_once_the_changelog_names_it(tmp_path):
     import release_check
 
     version = re.search(r'= "(.+)"', (ROOT / "fastcoll" / "_version.py").read_text())[1]
@@ -36,7 +34,7 @@ def test_the_tag_of_this_version_can_be_released_once_the_changelog_names_it(
     assert f"CHANGELOG.md has no section [{version}]" in problem
 
 
-def test_the_notes_of_a_release_are_its_section() -> None:
+def test_the_notes_of_a_release_are_its_section():
     import release_check
 
     text = "# Changelog\n\n## [Unreleased]\n\n## [1.1.0] - 2026\n\n### Added\n- B\n\n## [1.0.0] - 2025\n- A\n"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import Launcher
 from packaging.specifiers import SpecifierSet
 from programs import python
 
@@ -24,9 +23,7 @@ ROOT = Path(__file__).parents[2]
         ("__version__ = '2.16.0a0+git1234567'", "found torch 2.16.0a0+git1234567"),
     ],
 )
-def test_without_a_torch_in_range_it_stops_with_one_sentence(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
+def test_without_a_torch_in_range_it_stops_with_one_sentence(tmp_path, text, sentence):
     (tmp_path / "torch.py").write_text(text)
     variables = {"PYTHONPATH": str(tmp_path)}
     process = python("setup.py", "--version", cwd=ROOT, variables=variables)
@@ -35,14 +32,14 @@ def test_without_a_torch_in_range_it_stops_with_one_sentence(
 
 
 @pytest.mark.full
-def test_the_metadata_name_the_torch_that_is_compiled_against(tmp_path: Path) -> None:
+def test_the_metadata_name_the_torch_that_is_compiled_against(tmp_path):
     process = python("setup.py", "--quiet", "egg_info", "--egg-base", tmp_path, cwd=ROOT)
     assert process.returncode == 0, process.stderr
     text = (tmp_path / "fastcoll.egg-info" / "requires.txt").read_text()
     assert text.splitlines()[0] == f"torch=={'.'.join(torch.__version__.split('.')[:2])}.*"
 
 
-def test_package_and_build_agree_on_the_supported_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_and_build_agree_on_the_supported_releases(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
     import supported
 
@@ -53,7 +50,7 @@ def test_package_and_build_agree_on_the_supported_releases(monkeypatch: pytest.M
     assert minors == list(supported.MINORS)
 
 
-def test_packages_land_below_fastcoll(launcher: Launcher, tmp_path: Path) -> None:
+def test_packages_land_below_fastcoll(launcher, tmp_path):
     library = tmp_path / "library"
     arguments = ["setup.py", "--quiet", "build_py", "--build-lib", str(library)]
     text = f"""if True:

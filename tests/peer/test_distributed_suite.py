@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,7 +64,7 @@ def _folded(why: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run():
     """Runs tests on a backend; gloo's suite is loaded when it is first used."""
     file = Path(__file__).with_name("suite_loaded.py")
     made: dict[str, SuiteFiles] = {}
@@ -83,7 +83,7 @@ def run() -> Iterator[Run]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, run: Run) -> FileOutcomes:
+def outcomes(request, run):
     """What became of each selected test, each in a process of its own."""
     items = [item for item in request.session.items if item.path == request.path]
     found = run(BACKEND, [item.callspec.params["test"] for item in items])
@@ -93,7 +93,7 @@ def outcomes(request: pytest.FixtureRequest, run: Run) -> FileOutcomes:
 
 
 @pytest.mark.parametrize("test", TESTS, ids=lambda test: test.removeprefix("test_"))
-def test_backend(run: Run, outcomes: FileOutcomes, test: str) -> None:
+def test_backend(run, outcomes, test):
     outcome, detail = outcomes[test]["outcome"], outcomes[test]["detail"]
     if outcome == "skipped":
         pytest.skip(f"gloo skips it too: {_folded(detail)}")

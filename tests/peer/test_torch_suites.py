@@ -7,7 +7,7 @@ def _outcome(outcome: str, detail: str = "") -> dict[str, str]:
     return {"outcome": outcome, "detail": detail}
 
 
-def test_what_gloo_passes_and_fastcoll_does_not_counts() -> None:
+def test_what_gloo_passes_and_fastcoll_does_not_counts():
     gloo = {f"T.{name}": _outcome("passed") for name in ("good", "bad", "skipped", "lost", "named")}
     ours = {
         "T.good": _outcome("passed"),

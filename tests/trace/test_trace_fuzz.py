@@ -50,13 +50,13 @@ def report(content: bytes) -> tuple[int, str]:
     return status, out.getvalue()
 
 
-def test_what_is_altered_below_is_read() -> None:
+def test_what_is_altered_below_is_read():
     assert report(pickle.dumps(good()))[0] == 1  # one of its calls failed
 
 
 @SETTINGS
 @given(st.binary(max_size=200))
-def test_any_bytes(content: bytes) -> None:
+def test_any_bytes(content):
     assert report(content)[0] == 2
 
 
@@ -66,13 +66,13 @@ OPERATION = st.tuples(st.sampled_from(OPCODES), st.sampled_from([b"", b"\n", b"\
 
 @SETTINGS
 @given(st.lists(OPERATION, max_size=30))
-def test_any_operations_of_a_pickle(operations: list[tuple[bytes, bytes]]) -> None:
+def test_any_operations_of_a_pickle(operations):
     assert report(b"\x80\x04" + b"".join(map(b"".join, operations)))[0] == 2
 
 
 @SETTINGS
 @given(st.integers(0), st.integers(0), st.binary(max_size=6))
-def test_bytes_that_are_replaced(start: int, length: int, by: bytes) -> None:
+def test_bytes_that_are_replaced(start, length, by):
     content = pickle.dumps(good())
     at = start % len(content)
     report(content[:at] + by + content[at + length % 8 :])
@@ -80,7 +80,7 @@ def test_bytes_that_are_replaced(start: int, length: int, by: bytes) -> None:
 
 @SETTINGS
 @given(st.integers(0))
-def test_a_dump_that_is_cut_off(length: int) -> None:
+def test_a_dump_that_is_cut_off(length):
     content = pickle.dumps(good())
     status, said = report(content[: length % len(content)])
     assert status == 2 and "not a dump" in said
@@ -115,7 +115,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 @settings(SETTINGS, max_examples=3 * EXAMPLES)
 @given(st.data())
-def test_any_value_in_any_place(data: st.DataObject) -> None:
+def test_any_value_in_any_place(data):
     raw = good()
     for _ in range(data.draw(st.integers(1, 3))):
         container, key = data.draw(st.sampled_from(places(raw)))
@@ -128,19 +128,19 @@ def test_any_value_in_any_place(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("op", [b"r\xff\xff\xff\x7f", b"p9999999999\n"])
-def test_an_index_in_a_file_reserves_no_memory(op: bytes) -> None:
+def test_an_index_in_a_file_reserves_no_memory(op):
     """A memo of two thousand million entries would take this process with it."""
     status, _ = report(b"\x80\x02N" + op + b".")
     assert status == 2
 
 
-def test_numbers_far_apart_are_not_counted_through() -> None:
+def test_numbers_far_apart_are_not_counted_through():
     raw = good()
     raw["entries"][1]["fastcoll"]["seq"] = 1 << 60
     assert report(pickle.dumps(raw))[0] == 1
 
 
-def test_lists_that_hold_each_other() -> None:
+def test_lists_that_hold_each_other():
     """Of a few hundred bytes, but 10**30 numbers to whoever walks all."""
     shape: Any = [1] * 10
     for _ in range(30):

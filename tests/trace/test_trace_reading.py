@@ -56,26 +56,26 @@ def dump(*arguments: Any, **named: Any) -> Dump:
     return parse(raw(*arguments, **named))
 
 
-def test_one_of_many_that_differs_is_outvoted() -> None:
+def test_one_of_many_that_differs_is_outvoted():
     dumps = [dump(r, [entry(1), entry(2, size=4 + (r == 0))], 5) for r in range(5)]
     report = analyse(dumps)
     assert report.guilty == (0,)
     assert report.verdict == ["rank 0 differs from the others at seq 2 of group '0'"]
 
 
-def test_of_two_that_differ_none_is_guilty() -> None:
+def test_of_two_that_differ_none_is_guilty():
     report = analyse([dump(r, [entry(1, size=4 + r)], 2) for r in range(2)])
     assert report.guilty == ()
     assert report.verdict == ["ranks 0, 1 differ at seq 1 of group '0'"]
 
 
 @pytest.mark.parametrize("what", [{"op": "MAX"}, {"root": 1}, {"name": "reduce"}])
-def test_more_than_sizes_is_compared(what: dict[str, Any]) -> None:
+def test_more_than_sizes_is_compared(what):
     report = analyse([dump(r, [entry(1, **(what if r == 2 else {}))]) for r in range(3)])
     assert report.guilty == (2,)
 
 
-def test_calls_that_were_overwritten_are_not_missed() -> None:
+def test_calls_that_were_overwritten_are_not_missed():
     all_of_it = [entry(seq) for seq in range(1, 11)]
     dumps = [dump(0, all_of_it), dump(1, all_of_it[5:], wrapped=True), dump(2, all_of_it)]
     assert analyse(dumps).healthy
@@ -85,7 +85,7 @@ def test_calls_that_were_overwritten_are_not_missed() -> None:
     assert all(lane.finding is None for lane in report.lanes if lane.name == "0")
 
 
-def test_a_rank_that_failed_earlier_is_not_missing_later() -> None:
+def test_a_rank_that_failed_earlier_is_not_missing_later():
     stopped = dump(2, [entry(1, state="failed", error="a fault")])
     differ = [dump(r, [entry(1), entry(2, size=4 + r, state="failed")]) for r in range(2)]
     report = analyse([*differ, stopped])
@@ -93,7 +93,7 @@ def test_a_rank_that_failed_earlier_is_not_missing_later() -> None:
     assert report.first_error == (2, "a fault")
 
 
-def test_what_a_missing_rank_does_instead_is_said() -> None:
+def test_what_a_missing_rank_does_instead_is_said():
     waits = [dump(r, [entry(1), entry(2, state="started")]) for r in (0, 1)]
     elsewhere = dump(2, [entry(1), entry(7, "tp", state="started")])
     text = " ".join(analyse([*waits, elsewhere]).verdict)
@@ -101,14 +101,14 @@ def test_what_a_missing_rank_does_instead_is_said() -> None:
     assert "rank 2 is in all_reduce(float32[4], op SUM), seq 7 of group 'tp'" in text
 
 
-def test_a_rank_without_a_dump_is_named() -> None:
+def test_a_rank_without_a_dump_is_named():
     waits = [dump(r, [entry(1, state="started")]) for r in (0, 1)]
     report = analyse(waits)
     assert report.absent == (2,)
     assert report.verdict == ["there is no dump of rank 2, so its state is unknown"]
 
 
-def test_what_is_printed() -> None:
+def test_what_is_printed():
     frames = [
         {"name": "all_reduce", "filename": "/site-packages/torch/distributed/x.py", "line": 1},
         {"name": "step", "filename": str(Path.cwd() / "train.py"), "line": 7},
@@ -131,11 +131,11 @@ def test_what_is_printed() -> None:
     assert lines[-1] == "Look at ranks 2, 4 first."
 
 
-def test_spans() -> None:
+def test_spans():
     assert spans([7, 0, 1, 2, 5]) == "0-2, 5, 7"
 
 
-def test_files_are_found_by_prefix_or_folder(tmp_path: Path) -> None:
+def test_files_are_found_by_prefix_or_folder(tmp_path):
     for name in ("t_0", "t_12", "t_x", "t_1.txt", ".t_3.part7"):
         (tmp_path / name).write_bytes(b"")
     assert sorted(find(f"{tmp_path}/t_")) == [0, 12]
@@ -150,12 +150,9 @@ class Bad:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"text", pickle.dumps([1]), pickle.dumps({"entries": []}), pickle.dumps(Bad())],
+    "content", [b"", b"text", pickle.dumps([1]), pickle.dumps({"entries": []}), pickle.dumps(Bad())]
 )
-def test_what_is_no_dump_is_refused(
-    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_dump_is_refused(content, tmp_path, capsys):
     with pytest.raises(ValueError, match="not a dump"):
         loads(content)
     (tmp_path / "t_0").write_bytes(content)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from fault_list import plays
 from machine import NOBODY, enter_network, two_networks
+from on_ranks import on_ranks
 from world import here, init_group
 
 import fastcoll
@@ -79,48 +80,44 @@ def test_nothing_is_logged_when_all_is_well(own_worlds):
     assert "[fastcoll]" not in log_of(own_worlds(2), 0, 1)
 
 
-def one_turns_shared_memory_off(others):
-    os.environ["FASTCOLL_SHARED_MEMORY"] = "off" if here().rank == 1 else others
+@on_ranks(3, world="own_worlds", init=False)
+def test_one_rank_without_shared_memory_stays_apart():
+    os.environ["FASTCOLL_SHARED_MEMORY"] = "off" if here().rank == 1 else "auto"
     init_group()
-    if others == "require":
-        with pytest.raises(RuntimeError) as caught:
-            dist.all_reduce(torch.ones(3))
-        dist.destroy_process_group()
-        return str(caught.value)
     group = reduce_and_report()
     dist.destroy_process_group()
-    return group["transport"], group["reason"]
+    assert group["transport"] == "shm+gloo"
+    assert "rank 1 has turned shared memory off" in group["reason"]
 
 
-def test_one_rank_without_shared_memory_stays_apart(own_worlds):
-    for transport, reason in own_worlds(3).run(one_turns_shared_memory_off, "auto", init=False):
-        assert transport == "shm+gloo" and "rank 1 has turned shared memory off" in reason
-
-
-def test_one_rank_requires_what_another_has_turned_off(own_worlds):
+@on_ranks(2, world="own_worlds", init=False, deadline=30)
+def test_one_rank_requires_what_another_has_turned_off():
     """An error on every rank, the one that would have had its way included."""
-    texts = own_worlds(2).run(one_turns_shared_memory_off, "require", init=False, deadline=30)
-    assert "shared memory is required" in texts[0], texts[0]
-    assert "rank 1 has turned shared memory off" in texts[0], texts[0]
-    assert "rank 0" in texts[1] and "require" in texts[1], texts[1]
+    os.environ["FASTCOLL_SHARED_MEMORY"] = "off" if here().rank == 1 else "require"
+    init_group()
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+    of_rank = [
+        ("shared memory is required", "rank 1 has turned shared memory off"),
+        ("rank 0", "require"),
+    ]
+    assert all(part in str(caught.value) for part in of_rank[here().rank]), caught.value
 
 
-def names_a_network(of_rank):
-    os.environ["FASTCOLL_NETWORK"] = of_rank[here().rank]
-    with pytest.raises(ValueError) as caught:
+@on_ranks(2, world="own_worlds", init=False)
+def test_a_network_that_does_not_exist():
+    os.environ["FASTCOLL_NETWORK"] = "carrier_pigeon"
+    said = "'carrier_pigeon': expected one of gloo. Correct or unset it."
+    with pytest.raises(ValueError, match=re.escape(said)):
         init_group()
-    return str(caught.value)
-
-
-def test_a_network_that_does_not_exist(own_worlds):
-    for text in own_worlds(2).run(names_a_network, ["carrier_pigeon"] * 2, init=False):
-        assert "'carrier_pigeon': expected one of gloo. Correct or unset it." in text, text
 
 
 # --- a network that cannot be used ---------------------------------------------------------------
 
 
-def one_names_no_interface():
+@on_ranks(2, world="own_worlds", init=False)
+def test_an_interface_that_does_not_exist_is_named_on_all_ranks():
     os.environ["FASTCOLL_HOST_ID"] = str(here().rank)
     if here().rank == 0:
         os.environ["GLOO_SOCKET_IFNAME"] = "nowhere"
@@ -128,14 +125,10 @@ def one_names_no_interface():
     with pytest.raises(dist.DistBackendError) as caught:
         dist.all_reduce(torch.ones(3))
     dist.destroy_process_group()
-    return str(caught.value)
-
-
-def test_an_interface_that_does_not_exist_is_named_on_all_ranks(own_worlds):
-    for rank, text in enumerate(own_worlds(2).run(one_names_no_interface, init=False)):
-        assert f" [group '0', rank {rank}/2" in text and "rank 0 (pid " in text, text
-        assert "Gloo cannot use interface 'nowhere'" in text, text
-        assert "Set GLOO_SOCKET_IFNAME to an interface of this host: " in text and "lo" in text
+    text = str(caught.value)
+    assert f" [group '0', rank {here().rank}/2" in text and "rank 0 (pid " in text, text
+    assert "Gloo cannot use interface 'nowhere'" in text, text
+    assert "Set GLOO_SOCKET_IFNAME to an interface of this host: " in text and "lo" in text
 
 
 # --- another user --------------------------------------------------------------------------------

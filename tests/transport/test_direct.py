@@ -11,16 +11,8 @@ import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single, shared_bytes
 from collective_cases import Case, Runner
 from on_ranks import on_ranks
-from oracle import (
-    FLOATS,
-    INTEGERS,
-    OPS,
-    allows,
-    assert_reduced,
-    assert_same,
-    reduce_op,
-    sample,
-)
+from oracle import FLOATS, INTEGERS, OPS, allows, assert_reduced, assert_same, reduce_op, sample
+from suite_rules import full
 from world import here
 
 import fastcoll
@@ -116,17 +108,6 @@ def test_one_message_elsewhere(call):
     assert shared_bytes() >= before + (RING if not broadcast or here().rank == root else 0)
 
 
-@on_ranks(3)
-def test_same_bits_as_through_the_ring():
-    inputs = [sample(rank, (COUNT,), torch.float) for rank in range(here().size)]
-    results = []
-    for shared in (True, False):
-        tensor = place(inputs[here().rank], shared)
-        dist.all_reduce(tensor)
-        results.append(tensor)
-    assert_same(*results)
-
-
 @on_ranks(2, 3)
 def test_sizes_around_the_limit():
     """Messages too small for it, on the way from one path to the other."""
@@ -137,7 +118,7 @@ def test_sizes_around_the_limit():
         assert_reduced(tensor, inputs, "SUM")
 
 
-@on_ranks(2, pytest.param(5, marks=pytest.mark.full))
+@on_ranks(2, full(5))
 def test_reductions_in_place():
     """Pieces of all lengths, of which the last ranks' are short or empty."""
     table = type(tuning.load().table)()

@@ -9,16 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo, reduce_scatter_single
-from collective_cases import (
-    MOVED,
-    MOVING,
-    REDUCED,
-    REDUCING,
-    Case,
-    Runner,
-    operations,
-    run_all,
-)
+from collective_cases import MOVED, MOVING, REDUCED, REDUCING, Case, Runner, operations, run_all
 from on_ranks import on_ranks
 from oracle import assert_same, reduced, sample
 from world import here, init_group
@@ -387,9 +378,3 @@ def test_groups_inside_and_across():
         dist.all_reduce(tensor, group=group)
         assert tensor.item() == sum(dist.get_process_group_ranks(group))
     assert (backend_of(across).transport(), backend_of(inside).transport()) == ("shm+gloo", "shm")
-
-
-@on_ranks(2, fresh=True)
-def test_default_group_of_one_host_is_not_spanning():
-    dist.barrier()
-    assert backend_of().transport() == "shm"

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from collective_cases import Case, run_all
+from on_ranks import on_ranks
 from oracle import assert_reduced, sample
 from test_direct import CALLS as CALLS_FROM_SHARED_MEMORY
 from test_direct import checked
@@ -47,28 +48,24 @@ def of_the_table(dtype):
     run_all(dataclasses.replace(case, dtype=dtype) for case in TABLE)
 
 
-def scattered(dtype):
-    """One message of many tensors, so that pieces begin and end anywhere."""
-    counts = [COUNT // 3, 1, 63, 0, 4097, COUNT // 2]
+def coalesced(counts, dtype, wire=None):
     ranks = range(here().size)
     inputs = [[sample(rank + 7 * i, (n,), dtype) for i, n in enumerate(counts)] for rank in ranks]
     tensors = [tensor.clone() for tensor in inputs[here().rank]]
-    fastcoll.all_reduce_coalesced(tensors)
+    fastcoll.all_reduce_coalesced(tensors, wire_dtype=wire)
     for i, tensor in enumerate(tensors):
-        assert_reduced(tensor, [inputs[rank][i] for rank in ranks], "SUM")
+        given = [inputs[rank][i].to(wire or dtype) for rank in ranks]
+        assert_reduced(tensor.to(wire or dtype), given, "SUM")
+
+
+def scattered(dtype):
+    """One message of many tensors, so that pieces begin and end anywhere."""
+    coalesced([COUNT // 3, 1, 63, 0, 4097, COUNT // 2], dtype)
 
 
 def narrowed(dtype):
     """float32 that travels in 16 bits: the ring is written by the cast."""
-    counts = [COUNT // 2, 5, COUNT]
-    ranks = range(here().size)
-    inputs = [
-        [sample(rank + 7 * i, (n,), torch.float32) for i, n in enumerate(counts)] for rank in ranks
-    ]
-    tensors = [tensor.clone() for tensor in inputs[here().rank]]
-    fastcoll.all_reduce_coalesced(tensors, wire_dtype=dtype)
-    for i, tensor in enumerate(tensors):
-        assert_reduced(tensor.to(dtype), [inputs[rank][i].to(dtype) for rank in ranks], "SUM")
+    coalesced([COUNT // 2, 5, COUNT], torch.float32, dtype)
 
 
 CALLS = [from_private_memory, of_the_table, scattered, narrowed]
@@ -80,19 +77,6 @@ def used() -> str:
     return [group["stores"] for group in fastcoll.info.groups() if "stores" in group][-1]
 
 
-def with_stores(stores, call, dtype):
-    """`stores`: of each rank, which need not agree."""
-    os.environ["FASTCOLL_STORES"] = stores[here().rank % len(stores)]
-    os.environ["FASTCOLL_RING_BYTES"] = str(RING)
-    init_group(seconds=60)
-    dist.all_reduce(torch.ones(COUNT))
-    now = used()
-    call(dtype)
-    dist.destroy_process_group()
-    return now
-
-
-@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     ("call", "dtype"),
     [
@@ -108,6 +92,13 @@ def with_stores(stores, call, dtype):
     [["streaming"], ["plain"], ["plain", "streaming"]],
     ids=["streaming", "plain", "mixed"],
 )
-def test_exact(world, stores, call, size, dtype):
-    found = world(size).run(with_stores, stores, call, dtype, init=False)
-    assert found == [stores[rank % len(stores)] for rank in range(size)]
+@on_ranks(2, 3, init=False)
+def test_exact(stores, call, dtype):
+    """`stores`: of each rank, which need not agree."""
+    os.environ["FASTCOLL_STORES"] = stores[here().rank % len(stores)]
+    os.environ["FASTCOLL_RING_BYTES"] = str(RING)
+    init_group(seconds=60)
+    dist.all_reduce(torch.ones(COUNT))
+    assert used() == stores[here().rank % len(stores)]
+    call(dtype)
+    dist.destroy_process_group()

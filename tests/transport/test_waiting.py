@@ -11,7 +11,7 @@ import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, run
 from fault_list import plays
-from suite_rules import until
+from suite_rules import full, until
 from world import here
 
 import fastcoll
@@ -153,12 +153,7 @@ CASES = [
         for size in (2, 4)
     ],
     *[
-        pytest.param(
-            Checked(name, root=int(name in ("reduce", "gather"))),
-            2,
-            id=name,
-            marks=pytest.mark.full,
-        )
+        full(Checked(name, root=int(name in ("reduce", "gather"))), 2, id=name)
         for name in [*REDUCING, *MOVING]
     ],
 ]

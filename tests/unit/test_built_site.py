@@ -19,7 +19,7 @@ import pytest
         ("../../README.html", "https://a.org/f", '<a href="https://a.org/f/blob/main/README.md">text</a>'),
     ],
 )  # fmt: skip
-def test_a_link(tmp_path: Path, link: str, address: str, expected: str) -> None:
+def test_a_link(tmp_path, link, address, expected):
     (tmp_path / "guides").mkdir()
     (tmp_path / "guides" / "other.html").touch()
     page = tmp_path / "guides" / "page.html"
@@ -29,14 +29,14 @@ def test_a_link(tmp_path: Path, link: str, address: str, expected: str) -> None:
     assert bool(needed) == ("sources/" in expected)
 
 
-def test_what_leads_nowhere_is_named(tmp_path: Path) -> None:
+def test_what_leads_nowhere_is_named(tmp_path):
     page = tmp_path / "index.html"
     page.write_text('<a href="../none.py">text</a><img src="none.svg">')
     text, lost, _ = built_site.repaired(page, tmp_path, "")
     assert (text, sorted(lost)) == (page.read_text(), ["../none.py", "none.svg"])
 
 
-def test_a_picture_has_a_form_for_each_colour_scheme(tmp_path: Path) -> None:
+def test_a_picture_has_a_form_for_each_colour_scheme(tmp_path):
     for form in ("light", "dark"):
         (tmp_path / f"a_{form}.svg").touch()
     page = tmp_path / "index.html"
@@ -52,7 +52,7 @@ def test_a_picture_has_a_form_for_each_colour_scheme(tmp_path: Path) -> None:
     assert lost == []
 
 
-def test_copies_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
+def test_copies_of_a_file_and_of_a_folder(tmp_path):
     built_site.copy({Path("setup.py"), Path("examples")}, tmp_path)
     page = (tmp_path / "sources" / "setup.py.html").read_text()
     first = (built_site.ROOT / "setup.py").read_text().splitlines()[0]

@@ -23,7 +23,7 @@ TABLES = [
     ("tests/collective_cases.py", "REDUCING MOVING", '"{0}"', {"barrier": "has no tensors"} | RING),
     ("tests/collective_doors.py", "OPERATORS", '"{0}"', NO_OPERATOR),
     ("tests/faults/rank_calls.py", "", r"dist\.{0}\b|def {0}\(", {}),
-    ("tests/faults/test_mismatch.py", "", r"dist\.i?{0}\b|def {0}\(", {}),
+    ("tests/faults/test_mismatch.py", "", r"dist\.i?{0}\b|def {0}\(|\b{0},\n", {}),
     ("tests/faults/trace_scenarios.py", "every_kind", r"dist\.{0}\(", MESSAGES),
     ("tests/device/engine_cases.py", "", r'Case\("{0}"|dist\.i?{0}\(', {}),
     (

@@ -2,13 +2,11 @@
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
 import torch.distributed as dist
 from ranks import RanksFailed
-from suite_rules import bound
 from world import here, worlds_fixture
 
 
@@ -26,11 +24,6 @@ def kill_on(rank):
     if here().rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     return "survived"
-
-
-def sleep_on(rank):
-    if here().rank == rank:
-        time.sleep(1000)
 
 
 def leave_marks():
@@ -74,15 +67,3 @@ def test_death_is_reported_and_the_world_rebuilt(own_worlds):
 def test_death_that_was_planned_and_did_not_come(own_worlds):
     with pytest.raises(RanksFailed, match="was to die"):
         own_worlds(2).run(kill_on, 7, init=False, dying=[1])
-
-
-def test_silent_rank_shows_its_stack(own_worlds):
-    own_worlds(2).run(
-        sleep_on, 2, init=False
-    )  # starts the ranks, for which the deadline is too short
-    deadline = bound(0.25)
-    with pytest.raises(RanksFailed) as caught:
-        own_worlds(2).run(sleep_on, 1, init=False, deadline=deadline)
-    text = str(caught.value)
-    assert f"---- rank 1\nno answer in time (deadline {deadline:g} s)" in text
-    assert "in sleep_on" in text and "---- rank 0\n" not in text

@@ -7,11 +7,7 @@ import torch.distributed as dist
 from measured import STEPS, Measured, build_mlp, digits
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 
 mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))

@@ -15,26 +15,16 @@ from rank_calls import WRONG, all_gather, all_reduce, all_to_all, broadcast, red
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What a process held at one moment.
+    """What a process held at one moment."""
 
-    Attributes:
-        at: seconds since the load began.
-        rounds: of the load, done so far.
-        allocated: bytes that malloc has given out and not got back. torch itself keeps 130 to 180 bytes of each new
-            group, with any backend.
-        shared: bytes of shared memory that its groups have reserved.
-        descriptors: open ones.
-        threads: those running.
-        mappings: of shared memory.
-    """
-
-    at: float
-    rounds: int
+    at: float  # seconds since the load began
+    rounds: int  # of the load, done so far
+    # Bytes of malloc, not given back; torch itself keeps 130 to 180 of each new group.
     allocated: int
-    shared: int
+    shared: int  # bytes of shared memory that its groups have reserved
     descriptors: int
     threads: int
-    mappings: int
+    mappings: int  # of shared memory
 
 
 def sample(start: float, rounds: int) -> Sample:

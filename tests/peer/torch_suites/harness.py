@@ -102,8 +102,7 @@ def _change_harness() -> None:
 
     _add_missing(torch.cpu, _sleep=lambda cycles: None, manual_seed=torch.manual_seed)
     _add_missing(
-        common_distributed,
-        MultiProcContinousTest=common_distributed.MultiProcContinuousTest,
+        common_distributed, MultiProcContinousTest=common_distributed.MultiProcContinuousTest
     )
     _add_missing(common_fsdp, test_compiled_fsdp=_compiled_fsdp_test)
 
