@@ -4,13 +4,13 @@
 //   None        not needed, or not yet    wait                       Connecting, when both ranks
 //                                                                    have posted that they want it
 //   Connecting  a job waits for the peer  wait                       Connected or Lost
-//   Connected   `channel` is open         send, receive, read, lend  Lost, by an error; None, at
-//                                                                    the end of the group
+//   Connected   `channel` is open         send, receive, read,       Lost, by an error; None, at
+//                                         borrow                     the end of the group
 //   Lost        broke, or was never made  fail, unless the peer has  -
 //                                         sent its close notice
 //
-// These functions of PointToPoint call the methods for the transitions: connectPeers() and
-// connectTo(); noteLost() and flushRemote() after an error; closeUnused() at the end.
+// These functions of PointToPoint change the state: findPeers() and connectTo(); noteLost() and
+// flushRemote() after an error; closeUnused() at the end.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ struct PeerConnection {
   std::unique_ptr<RemoteChannel> channel;
   std::string cause;        // how it was lost
   bool wanted = false;      // by a collective
-  bool lent = false;        // to a collective, which counts as a user
+  bool borrowed = false;    // by a collective, which counts as a user
   bool reading = false;     // a thread waits for the next record
   bool explaining = false;  // a thread finds out why it was lost
   int users = 0;            // threads that use the channel without the lock
@@ -37,12 +37,10 @@ struct PeerConnection {
   bool isConnected() const { return state == State::Connected; }
   bool isLost() const { return state == State::Lost; }
   /// Whether the peer has sent its close notice.
-  bool hasLeft() const { return channel != nullptr && channel->heardGoodbye(); }
+  bool hasLeft() const { return channel != nullptr && channel->peerClosed(); }
   /// Whether a thread may wait for the next record.
   bool mayRead() const { return isConnected() && !reading && !hasLeft(); }
 
-  // The transitions.
-  void connect() { state = State::Connecting; }
   void open(std::unique_ptr<RemoteChannel> made) {
     channel = std::move(made);
     state = State::Connected;
@@ -50,12 +48,6 @@ struct PeerConnection {
   void lose(const std::string& how) {
     if (!isLost()) cause = how.empty() ? "it closed" : how;
     state = State::Lost;
-  }
-  /// At the end of the group: closes the channel, unless a thread uses it.
-  void closeUnused() {
-    if (users > 0) return;
-    if (isConnected()) state = State::None;
-    channel.reset();
   }
 };
 

@@ -18,7 +18,7 @@ constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
 
 }  // namespace
 
-bool PointToPoint::takeRecords(int rank, Finished& finished) {
+bool PointToPoint::takeRecords(int rank) {
   Peer& peer = peers_[rank];
   PairReader& in = *peer.in;
   std::size_t budget = kTurnBytes;
@@ -37,11 +37,11 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
     }
     switch (head.kind) {
       case RecordHead::kMessage:
-        takeMessage(rank, head, in.payload(*record, head), finished);
+        takeMessage(rank, head, in.payload(*record, head));
         in.advance(head);
         break;
       case RecordHead::kPiece:
-        takePiece(rank, head, in.payload(*record, head), finished);
+        takePiece(rank, head, in.payload(*record, head));
         in.advance(head);
         break;
       case RecordHead::kMove: {
@@ -86,12 +86,12 @@ bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
     peer.waitsSince.reset();
     return false;
   }
-  lookAt_ = std::min(lookAt_, *peer.waitsSince + kPatience);  // no peer may ring by then
+  nextTurn_ =
+      std::min(nextTurn_, *peer.waitsSince + kPatience);  // no peer may wake this rank by then
   return true;
 }
 
-void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
-                               Finished& finished) {
+void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload) {
   Peer& peer = peers_[rank];
   const std::size_t length = head.length;
   Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks != 0,
@@ -115,11 +115,10 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
   for (const auto& [from, bytes] : payload) {
     if (bytes > 0) store(*op, from, bytes);
   }
-  expect(op, message, finished);
+  expect(op, message);
 }
 
-void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload,
-                             Finished& finished) {
+void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload) {
   Peer& peer = peers_[rank];
   const std::uint64_t number = head.where;
   const auto open =
@@ -135,7 +134,7 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
     }
     if (op->moved_ < op->unasked_) return;
     peer.open.erase(open);
-    finish(op, finished);
+    finish(op);
     return;
   }
   // The sender writes such pieces before it begins another message.
@@ -167,7 +166,7 @@ void PointToPoint::post(const PointToPointRef& op) {
   ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
 }
 
-bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
+bool PointToPoint::matchUnexpected(const PointToPointRef& op) {
   auto& waiting = unexpected_[hashOf(op->tag)];
   const auto match = std::ranges::find_if(waiting, [&](const Unexpected& message) {
     return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
@@ -181,11 +180,11 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
   try {
     accept(*op, message);
     if (message.held > 0) store(*op, message.payload.get(), message.held);
-    expect(op, message, finished);
+    expect(op, message);
   } catch (const ConnectionLost& error) {
-    noteLost(op->source, error.what(), finished);
+    noteLost(op->source, error.what());
   } catch (const Error& error) {
-    fail(error.kind(), error.what(), finished);
+    fail(error.kind(), error.what());
   }
   return true;
 }
@@ -237,11 +236,10 @@ void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
 }
 
 /// The receive has all that has arrived of its message. Ends the receive, or arranges for the rest.
-void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
-                          Finished& finished) {
+void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message) {
   const auto total = op->message.bytes();
   if (op->moved_ == total) {
-    finish(op, finished);
+    finish(op);
     return;
   }
   Peer& peer = peers_[message.source];
@@ -264,7 +262,7 @@ void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size
 }
 
 /// Reads messages in place, in the sender's arena.
-bool PointToPoint::pull(Peer& peer, Finished& finished) {
+bool PointToPoint::pull(Peer& peer) {
   std::size_t budget = kPullBytes;
   bool moved = false;
   while (!peer.pulls.empty() && budget > 0) {
@@ -280,7 +278,7 @@ bool PointToPoint::pull(Peer& peer, Finished& finished) {
     const PointToPointRef done = op;
     peer.pulls.pop_front();
     peer.wanted.push_back(done->number_);
-    finish(done, finished);  // throws after a fault: then nothing is answered
+    finish(done);  // throws after a fault: then nothing is answered
     answer(peer);
     moved = true;
   }
@@ -290,7 +288,7 @@ bool PointToPoint::pull(Peer& peer, Finished& finished) {
 bool PointToPoint::roomToAnswer(const Peer& peer) const {
   // Acquire: the sender has read the answer whose place is reused.
   return peer.inChannel->answered.load(std::memory_order_relaxed) -
-             peer.inChannel->heard.load(std::memory_order_acquire) <
+             peer.inChannel->answersRead.load(std::memory_order_acquire) <
          PairChannel::kAnswers;
 }
 

@@ -8,7 +8,7 @@
 
 namespace fastcoll {
 
-bool PointToPoint::advanceSends(int rank, Finished& finished) {
+bool PointToPoint::advanceSends(int rank) {
   Peer& peer = peers_[rank];
   if (!peer.out) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
@@ -18,7 +18,7 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
     peer.out.emplace(*peer.outChannel, peer.cells);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
   }
-  bool moved = hearAnswers(peer, finished);
+  bool moved = readAnswers(peer);
   bool wrote = false;
   std::size_t budget = kTurnBytes;
   while (!peer.sends.empty() && budget > 0) {
@@ -31,7 +31,7 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
     if (!whole) break;
     peer.sends.pop_front();
     if (op->moved_ == op->message.bytes()) {
-      finish(op, finished);
+      finish(op);
     } else {
       peer.asking.push_back(op);
     }
@@ -43,23 +43,23 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
     wrote = wrote || op->moved_ != before;
     if (!whole) break;
     peer.answered.pop_front();
-    finish(op, finished);
+    finish(op);
   }
-  if (wrote) ring(rank);
+  if (wrote) wake(rank);
   return moved || wrote;
 }
 
-bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
+bool PointToPoint::readAnswers(Peer& peer) {
   PointToPointOp* const begun =
       !peer.sends.empty() && peer.sends.front()->begun_ ? peer.sends.front().get() : nullptr;
   if (peer.asking.empty() && begun == nullptr) return false;
   PairChannel& channel = *peer.outChannel;
   const std::uint64_t answered = channel.answered.load(std::memory_order_acquire);
-  std::uint64_t heard = channel.heard.load(std::memory_order_relaxed);
-  if (heard == answered) return false;
-  for (; heard != answered; ++heard) {
+  std::uint64_t read = channel.answersRead.load(std::memory_order_relaxed);
+  if (read == answered) return false;
+  for (; read != answered; ++read) {
     const std::uint64_t number =
-        channel.answers[heard % PairChannel::kAnswers].load(std::memory_order_relaxed);
+        channel.answers[read % PairChannel::kAnswers].load(std::memory_order_relaxed);
     if (begun != nullptr && begun->number_ == number) {
       // The receiver answered before the eager part was written, so all of the message may go.
       begun->unasked_ = begun->message.bytes();
@@ -74,12 +74,12 @@ bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
     const PointToPointRef op = *found;
     peer.asking.erase(found);
     if (inArena(op->message) != 0) {
-      finish(op, finished);
+      finish(op);
     } else {
       peer.answered.push_back(op);
     }
   }
-  channel.heard.store(heard, std::memory_order_release);
+  channel.answersRead.store(read, std::memory_order_release);
   return true;
 }
 
