@@ -133,8 +133,8 @@ class MemoryNetwork : public fastcoll::Network {
   };
 };
 
-class MemoryGroupNetwork : public fastcoll::GroupNetwork {
-  std::shared_ptr<fastcoll::Network> make() override { return std::make_shared<MemoryNetwork>(); }
-};
+inline std::shared_ptr<fastcoll::GroupNetwork> memoryNetwork() {
+  return std::make_shared<fastcoll::GroupNetwork>([] { return std::make_shared<MemoryNetwork>(); });
+}
 
 }  // namespace stress

@@ -71,19 +71,15 @@ void PointToPoint::fail(ErrorKind kind, const std::string& cause) {
 
 /// Fails with an error of this rank, or with the fault that another rank has reported. Other ranks
 /// raise it too, so the text of an own one names this rank.
-void PointToPoint::failWith(const std::exception& error) {
-  const auto* const known = dynamic_cast<const Error*>(&error);
-  std::string cause = known != nullptr ? known->cause() : error.what();
-  const bool ofAnother = dynamic_cast<const Rendezvous::GroupLost*>(&error) != nullptr;
-  if (!ofAnother) cause = concat(memory_.memberName(memory_.rank()), ": ", cause);
-  fail(known != nullptr ? known->kind() : ErrorKind::Backend, cause);
-}
-
-void PointToPoint::failWith(const std::exception_ptr& error) {
+void PointToPoint::failWith(const std::exception_ptr& fault) {
   try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    failWith(known);
+    std::rethrow_exception(fault);
+  } catch (const Rendezvous::GroupLost& error) {
+    fail(error.kind(), error.cause());
+  } catch (const Error& error) {
+    fail(error.kind(), concat(memory_.memberName(memory_.rank()), ": ", error.cause()));
+  } catch (const std::exception& error) {
+    fail(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()), ": ", error.what()));
   }
 }
 

@@ -162,7 +162,7 @@ bool PointToPoint::progress(bool lookForFaults) {
     failing_ = failing_ || !failed_;
     return false;
   }
-  bool moved = false;
+  bool moved = false, unmet = false;
   nextTurn_ = TimePoint::max();
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
@@ -171,14 +171,12 @@ bool PointToPoint::progress(bool lookForFaults) {
       const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
       if (busy && rank != memory_.rank()) moved = advancePeer(rank) || moved;
       mayBeBusy_[rank] = peer.busy() || peer.unmet() ? 1 : 0;
+      unmet = unmet || peer.unmet();
     }
     if (lookForFaults && !moved) checkFaults();
-  } catch (const std::exception& error) {
-    if (active()) failWith(error);  // else the next operation raises it
-  }
-  unmet_ = 0;
-  for (int rank = 0; rank < memory_.size(); ++rank) {
-    if (mayBeBusy_[rank] != 0 && peers_[rank].unmet()) ++unmet_;
+    unmet_ = unmet;
+  } catch (const std::exception&) {
+    if (active()) failWith(std::current_exception());  // else the next operation raises it
   }
   return moved || !finished_.empty();
 }

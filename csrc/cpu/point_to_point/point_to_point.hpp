@@ -175,18 +175,13 @@ class PointToPoint {
   void stop();
 
  private:
-  using Payload = std::unique_ptr<std::uint8_t[]>;
   /// A message without a matching receive, and the bytes of it that have arrived.
   struct Unexpected {
     int source;
     std::uint64_t number;
-    int tag;
-    DType dtype;
-    bool asks;
-    std::uint64_t bytes;
-    std::uint64_t where;  // in the sender's arena, or 0
-    Payload payload;
-    std::size_t held;  // bytes in `payload`
+    RecordHead head;
+    std::unique_ptr<std::uint8_t[]> payload = nullptr;
+    std::size_t held = 0;  // bytes in `payload`
   };
   using Place = Rendezvous::Met;
   struct Peer {
@@ -270,7 +265,7 @@ class PointToPoint {
   void wake(int rank);
   bool active() const { return !all_.empty(); }
   /// Whether a thread must call progress(), because an operation is pending or a peer is unmet().
-  bool restless() const { return active() || unmet_ > 0; }
+  bool restless() const { return active() || unmet_; }
   std::string describe(const PointToPointOp& op) const;
 
   // faults.cpp
@@ -280,8 +275,13 @@ class PointToPoint {
   /// Whether the group has failed, or is about to.
   bool failing() const { return failing_ || memory_.aborted(); }
   void fail(ErrorKind kind, const std::string& cause);
-  void failWith(const std::exception& error);
-  void failWith(const std::exception_ptr& error);
+  void failWith(const std::exception_ptr& fault);
+  /// Throws what a peer cannot have meant, unless it is broken.
+  template <typename... Text>
+  [[noreturn]] void throwBroken(int rank, const Text&... text) const {
+    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), text...,
+                kReportThis);
+  }
   void noteLost(int rank, const std::string& text);
 
   // waiting.cpp
@@ -379,7 +379,7 @@ class PointToPoint {
   TimePoint nextTurn_ = TimePoint::max();  // when to call progress() though nothing wakes this rank
   std::list<PointToPointRef> all_;         // every operation that is not done, in order
   std::uint64_t turns_ = 0;                // calls of progress
-  std::ptrdiff_t unmet_ = 0;               // peers that were unmet() at the last call of progress()
+  bool unmet_ = false;                     // at the last call of progress(), a peer was unmet()
 
   // What Lock::unlock() does.
   Finished finished_;           // to complete

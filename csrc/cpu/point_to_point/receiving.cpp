@@ -31,9 +31,7 @@ bool PointToPoint::takeRecords(int rank) {
     if (waitsForReceive(peer, head)) break;
     took = true;
     if (!in.sound(head)) {
-      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " wrote a record of ", length, " bytes where there is no room for it",
-                  kReportThis);
+      throwBroken(rank, " wrote a record of ", length, " bytes where there is no room for it");
     }
     switch (head.kind) {
       case RecordHead::kMessage:
@@ -47,8 +45,7 @@ bool PointToPoint::takeRecords(int rank) {
       case RecordHead::kMove: {
         const std::uint64_t bytes = head.bytes;
         if (bytes != ringBytes_) {
-          throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                      " announces a ring of ", bytes, " bytes", kReportThis);
+          throwBroken(rank, " announces a ring of ", bytes, " bytes");
         }
         std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
         mapNow(data, bytes);
@@ -63,8 +60,7 @@ bool PointToPoint::takeRecords(int rank) {
         break;
       }
       default:
-        throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                    " wrote a record of an unknown kind", kReportThis);
+        throwBroken(rank, " wrote a record of an unknown kind");
     }
     budget -= std::min(budget, PairRecord::kLine + length);
   }
@@ -94,18 +90,16 @@ bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
 void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload) {
   Peer& peer = peers_[rank];
   const std::size_t length = head.length;
-  Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks != 0,
-                     head.bytes, head.where,     Payload(), 0};
-  const bool small = message.bytes <= length;
+  Unexpected message{rank, peer.arrived++, head};
+  const bool small = head.bytes <= length;
   const bool odd = peer.place == Place::Elsewhere && length != (head.asks ? 0 : head.bytes);
-  if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), " sends ", length,
-                " bytes of a message of ", message.bytes, kReportThis);
+  if (length > head.bytes || (!small && !head.asks && head.bytes > kEagerBytes) || odd) {
+    throwBroken(rank, " sends ", length, " bytes of a message of ", head.bytes);
   }
   peer.latest = nullptr;
-  PointToPointRef op = takeReceive(rank, message.tag);
+  PointToPointRef op = takeReceive(rank, head.tag);
   if (op == nullptr) {
-    auto& waiting = unexpected_[hashOf(message.tag)];
+    auto& waiting = unexpected_[hashOf(head.tag)];
     waiting.push_back(std::move(message));
     peer.latest = &waiting.back();
     if (length > 0) keep(waiting.back(), payload, length);
@@ -126,8 +120,7 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
   if (open != peer.open.end()) {
     const PointToPointRef op = *open;
     if (head.length > op->unasked_ - op->moved_) {
-      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " sends more than all of ", describe(*op), kReportThis);
+      throwBroken(rank, " sends more than all of ", describe(*op));
     }
     for (const auto& [from, bytes] : payload) {
       if (bytes > 0) store(*op, from, bytes);
@@ -139,8 +132,7 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
   }
   // The sender writes such pieces before it begins another message.
   if (peer.latest == nullptr || peer.latest->number != number) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                " sends a piece of message ", number, ", which is not under way", kReportThis);
+    throwBroken(rank, " sends a piece of message ", number, ", which is not under way");
   }
   keep(*peer.latest, payload, head.length);
 }
@@ -169,7 +161,7 @@ void PointToPoint::post(const PointToPointRef& op) {
 bool PointToPoint::matchUnexpected(const PointToPointRef& op) {
   auto& waiting = unexpected_[hashOf(op->tag)];
   const auto match = std::ranges::find_if(waiting, [&](const Unexpected& message) {
-    return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
+    return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.head.tag;
   });
   if (match == waiting.end()) return false;
   Unexpected*& latest = peers_[match->source].latest;
@@ -193,11 +185,10 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op) {
 void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
   // Eager bytes are bounded, except that a message in one record always arrives whole.
   const std::size_t room = std::min<std::uint64_t>(
-      message.bytes, std::max(std::min(kEagerBytes, ringBytes_ / 2), length));
+      message.head.bytes, std::max(std::min(kEagerBytes, ringBytes_ / 2), length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(message.source),
-                " sent more bytes of a message than this rank requested", kReportThis);
+    throwBroken(message.source, " sent more bytes of a message than this rank requested");
   }
   for (const auto& [from, bytes] : payload) {
     if (bytes == 0) continue;
@@ -225,13 +216,13 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
 void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
-  op.unasked_ = message.bytes;
+  op.unasked_ = message.head.bytes;
   trace::start(op.trace);
-  if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
+  const DType dtype = message.head.dtype;
+  if (message.head.bytes == op.message.bytes() && dtype == op.dtype) return;
   throw Error(ErrorKind::Backend, "Detected mismatch: rank ", memory_.rank(), " runs ",
-              describe(op), ", ", memory_.memberName(message.source), " sends ",
-              dtypeName(message.dtype), "[", message.bytes / elementSize(message.dtype),
-              "] with tag ", message.tag,
+              describe(op), ", ", memory_.memberName(message.source), " sends ", dtypeName(dtype),
+              "[", message.head.bytes / elementSize(dtype), "] with tag ", message.head.tag,
               ". Give both ends the same dtype and number of elements.");
 }
 
@@ -248,12 +239,12 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message) 
     receiveBody(*op);
     return;
   }
-  if (message.where != 0) {
-    peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.where, total));
+  if (message.head.where != 0) {
+    peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.head.where, total));
     return;
   }
   peer.open.push_back(op);
-  if (message.asks) peer.wanted.push_back(message.number);
+  if (message.head.asks) peer.wanted.push_back(message.number);
 }
 
 void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes) {

@@ -16,9 +16,9 @@ namespace {
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
-  if (start == nullptr)
-    throw Error(ErrorKind::Backend,
-                "internal error: expected a contiguous message. Please report this.");
+  if (start == nullptr) {
+    throw Error(ErrorKind::Backend, "internal error: expected a contiguous message", kReportThis);
+  }
   return start;
 }
 
@@ -124,8 +124,8 @@ bool PointToPoint::read(int rank, TimePoint until, Lock& lock) {
     }
   } catch (const ConnectionLost& error) {
     noteLost(rank, error.what());
-  } catch (const std::exception& error) {
-    failWith(error);
+  } catch (const std::exception&) {
+    failWith(std::current_exception());
   }
   remote.reading = false;
   leave(lock);
@@ -136,8 +136,7 @@ void PointToPoint::takeRemote(int rank) {
   RemoteChannel& channel = *peers_[rank].remote.channel;
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                " sends a record of ", head.length, " bytes", kReportThis);
+    throwBroken(rank, " sends a record of ", head.length, " bytes");
   }
   const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
   switch (head.kind) {
@@ -148,8 +147,7 @@ void PointToPoint::takeRemote(int rank) {
     case RecordHead::kClose:
       break;
     default:
-      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " sends a record of an unknown kind", kReportThis);
+      throwBroken(rank, " sends a record of an unknown kind");
   }
   channel.advance();
 }
