@@ -69,7 +69,7 @@ void PointToPoint::findPeers(bool once) {
     bool meets;  // else it connects
     bool asks;   // even if the peer does not
     std::string name = {};
-    Place found = Place::NotYet;
+    std::optional<Place> found = {};
   };
   auto pause = kFirstPause;
   Lock lock(*this);
@@ -103,9 +103,10 @@ void PointToPoint::findPeers(bool once) {
     lock.lock();
     bool news = false, connects = false;
     for (const Wanted& one : wanted) {
+      if (!one.found) break;
       Peer& peer = peers_[one.rank];
       if (one.meets) {
-        news = setPlace(one.rank, one.found) || news;
+        news = setPlace(one.rank, *one.found) || news;
       } else if (one.found == Place::Pairing) {  // on this host, in another instance of the group
         if (peer.place == Place::Elsewhere) setPlace(one.rank, Place::Pairing);
         mayBeBusy_[one.rank] = 1;  // it may be unmet()

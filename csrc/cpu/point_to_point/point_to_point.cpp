@@ -155,7 +155,7 @@ void PointToPoint::end(const PointToPointRef& op) {
 }
 
 /// Does what can be done without waiting; false if that was nothing.
-bool PointToPoint::progress(bool lookForFaults) {
+bool PointToPoint::progress(bool checksFaults) {
   ++turns_;
   if (!restless()) return false;
   if (failing()) {
@@ -173,9 +173,10 @@ bool PointToPoint::progress(bool lookForFaults) {
       mayBeBusy_[rank] = peer.busy() || peer.unmet() ? 1 : 0;
       unmet = unmet || peer.unmet();
     }
-    if (lookForFaults && !moved) checkFaults();
+    if (checksFaults && !moved) checkFaults();
     unmet_ = unmet;
   } catch (const std::exception&) {
+    unmet_ = true;
     if (active()) failWith(std::current_exception());  // else the next operation raises it
   }
   return moved || !finished_.empty();
@@ -183,7 +184,15 @@ bool PointToPoint::progress(bool lookForFaults) {
 
 bool PointToPoint::advancePeer(int rank) {
   Peer& peer = peers_[rank];
-  if (!peer.isMet()) needPeers();
+  if (!peer.isMet()) {
+    // Collectives have met it. Or it has died, and what it wrote before counts.
+    const bool met = memory_.isConfirmed(rank) ||
+                     (memory_.isDead(rank) && memory_.isMutual(rank, memory_.nonceOf(rank)));
+    if (met)
+      setPlace(rank, Place::Here);
+    else
+      needPeers();
+  }
   if (peer.place == Place::Elsewhere) return advanceRemote(rank);
   if (peer.place == Place::NotYet) return false;
   bool moved = advanceSends(rank);  // even before it is Here: the channel is own memory

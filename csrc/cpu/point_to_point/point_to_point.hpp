@@ -145,7 +145,7 @@ class PointToPoint {
   PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, Setup setup);
   ~PointToPoint();
 
-  // lending.cpp: connections to ranks of other hosts, for the collective that runs
+  // borrowing.cpp: connections to ranks of other hosts, for the collective that runs
   /// Borrows the connection to the rank; false if there is none yet. One is then made as soon as
   /// the rank borrows it, too. Throws what prevents it.
   bool borrow(int rank);
@@ -201,7 +201,7 @@ class PointToPoint {
     std::optional<PairWriter> out;
     std::optional<PairReader> in;
     bool large = false;                  // `out` writes into the large ring
-    bool cramped = false;                // memory for that was refused
+    bool refused = false;                // memory for that was refused
     PairCells cells;                     // of both directions, with a peer on this host
     std::optional<TimePoint> leftSince;  // since when it has left, if it may come back
     Place place = Place::NotYet;
@@ -257,7 +257,7 @@ class PointToPoint {
   static constexpr std::size_t kPullBytes = std::size_t{1} << 20;
 
   // point_to_point.cpp
-  bool progress(bool lookForFaults);
+  bool progress(bool checksFaults);
   bool advancePeer(int rank);
   void finish(const PointToPointRef& op);
   void end(const PointToPointRef& op);
@@ -326,6 +326,7 @@ class PointToPoint {
   bool read(int rank, TimePoint until, Lock& lock);
   void takeRemote(int rank);
   void serveNetwork();
+  void serveBodies();
   template <typename Needed, typename Serve>
   bool startServing(bool& served, Needed needed, Serve serve);
   std::optional<bool> waitElsewhere(const PointToPointRef& op, TimePoint until);

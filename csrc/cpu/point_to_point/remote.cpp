@@ -116,7 +116,9 @@ bool PointToPoint::read(int rank, TimePoint until, Lock& lock) {
     came = withoutLock(remote, lock, [&] { return channel.wait(until); });
     if (came) {
       const auto sends = channel.takeSends(false);
-      withoutLock(remote, lock, [&] { RemoteChannel::awaitReceived(sends); });
+      if (!sends.empty()) {
+        withoutLock(remote, lock, [&] { RemoteChannel::awaitReceived(sends); });
+      }
     }
     if (came && !failing()) {
       takeRemote(rank);
@@ -177,7 +179,7 @@ bool PointToPoint::startServing(bool& served, Needed needed, Serve serve) {
 }
 
 /// Starts pooled threads that read from peers of which a record is expected and that no thread
-/// reads, and threads that wait for the bodies of operations without a waiter.
+/// reads. Also calls serveBodies().
 void PointToPoint::serveNetwork() {
   if (!anyElsewhere_) return;
   for (int rank = 0; rank < memory_.size(); ++rank) {
@@ -188,10 +190,15 @@ void PointToPoint::serveNetwork() {
     };
     const auto serve = [this, rank](Lock& lock) {
       read(rank, Clock::now() + kSlice, lock);
-      serveNetwork();
+      serveBodies();
     };
     if (!startServing(peer.remote.reading, reads, serve)) return;
   }
+  serveBodies();
+}
+
+/// Starts pooled threads that wait for the bodies of operations without a waiter.
+void PointToPoint::serveBodies() {
   for (const PointToPointRef& op : all_) {
     const auto waits = [this, op] {
       return op->body_ && !op->bodyAwaited_ && op->waiters_ == 0 && !stopping_ && !failing() &&

@@ -99,8 +99,10 @@ std::vector<TransferRef> RemoteChannel::takeSends(bool all) {
   Head wire;
   std::memcpy(&wire, in_[read_ % kReceives].data.get(), sizeof wire);
   for (auto n = acknowledged_; n < acknowledgedBy(wire); ++n) take(out_[n % kSlots]);
-  // It was sent kFreeSlots * kReturnAfter of the peer's records ago, so the peer has received it:
-  // otherwise it would have had no credit for the last of them.
+  // The slot of the next credit return. kFreeSlots - 1 others came after its last one, each after
+  // kReturnAfter more of the peer's records. The peer has received the last one, because without it
+  // the peer would have had no credit for so many records.
+  static_assert((kFreeSlots - 1) * kReturnAfter >= kSlots);
   take(credits_[creditsSent_ % kFreeSlots]);
   return sends;
 }

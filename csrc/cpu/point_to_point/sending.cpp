@@ -135,7 +135,7 @@ bool PointToPoint::useLargeRing(int rank) {
       mapNow(memory_.arena().base() + offset, bytes);
       return offset;
     } catch (const Error& error) {
-      if (!std::exchange(peer.cramped, true)) {
+      if (!std::exchange(peer.refused, true)) {
         log(LogLevel::Warn, "messages to rank ", rank, " are slow: ", error.what());
       }
       return 0;

@@ -1,4 +1,4 @@
-// The connections of point-to-point, lent to collectives.
+// The connections of point-to-point, as collectives borrow them.
 #include <algorithm>
 
 #include "cpu/point_to_point/point_to_point.hpp"
@@ -6,7 +6,7 @@
 namespace fastcoll {
 
 bool PointToPoint::borrow(int rank) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(*this);
   PeerConnection& remote = peers_[rank].remote;
   if (remote.borrowed) return true;
   if (remote.isLost()) throw ConnectionLost(ErrorKind::Backend, remote.cause);
