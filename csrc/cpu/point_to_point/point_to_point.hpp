@@ -38,7 +38,7 @@
 //              may mean an earlier instance  none is read                  by a collective
 //   Here       on this host, and bound       through shared memory         -
 //   Elsewhere  on another host               over its connection: see      Pairing, if tryConnect()
-//                                            peer_connection.hpp           finds it on this host
+//                                            peer.hpp                      finds it on this host
 //
 // A peer has a connection apart from its place: a collective may connect with a peer that no
 // message has met. It may also connect with one that is Here, if the ranks of this host have agreed
@@ -61,9 +61,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "cpu/point_to_point/pair_ring.hpp"
-#include "cpu/point_to_point/peer_connection.hpp"
-#include "cpu/point_to_point/remote_channel.hpp"
+#include "cpu/point_to_point/peer.hpp"
 #include "cpu/spin_time.hpp"
 #include "group/group_faults.hpp"
 #include "group/rendezvous.hpp"
@@ -102,7 +100,7 @@ class PointToPointOp {
   friend class PointToPoint;
   /// The other rank, or kAnySource as long as that is not known.
   int other() const { return send ? peer : std::max(source, peer); }
-  std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // in PointToPoint::all_
+  std::list<PointToPointRef>::iterator place_;  // in PointToPoint::all_
   std::uint64_t number_ = 0;     // of the message among those from its sender to its receiver
   std::size_t moved_ = 0;        // bytes written to the ring, or to the receiver's tensor
   std::size_t unasked_ = 0;      // bytes that are sent before the receiver has answered
@@ -113,8 +111,6 @@ class PointToPointOp {
   TransferRef body_;             // set until it has ended, or its channel is closed
   std::atomic<int> waiters_{0};  // threads that wait for the operation, and so for its body
 };
-
-using PointToPointRef = std::shared_ptr<PointToPointOp>;
 
 class PointToPoint {
  public:
@@ -175,49 +171,7 @@ class PointToPoint {
   void stop();
 
  private:
-  /// A message without a matching receive, and the bytes of it that have arrived.
-  struct Unexpected {
-    int source;
-    std::uint64_t number;
-    RecordHead head;
-    std::unique_ptr<std::uint8_t[]> payload = nullptr;
-    std::size_t held = 0;  // bytes in `payload`
-  };
   using Place = Rendezvous::Met;
-  struct Peer {
-    std::deque<PointToPointRef> sends;     // in order; the first may have begun
-    std::vector<PointToPointRef> asking;   // sends that await the receiver's answer
-    std::deque<PointToPointRef> answered;  // sends whose rest the receiver wants, in that order
-    std::uint64_t sent = 0;                // messages begun
-    std::deque<PointToPointRef> open;      // matched receives whose rest comes through the ring
-    std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // receives read in place
-    std::deque<std::uint64_t> wanted;     // answers for which there was no room yet
-    std::uint64_t arrived = 0;            // messages that have begun to arrive
-    Unexpected* latest = nullptr;         // the last of them, while it has no receive
-    std::size_t receives = 0;             // unmatched ones that name this peer
-    std::optional<TimePoint> waitsSince;  // when the ring's next message began to wait
-    PairChannel* outChannel = nullptr;    // own channel to the peer
-    PairChannel* inChannel = nullptr;     // the peer's channel to this rank
-    std::optional<PairWriter> out;
-    std::optional<PairReader> in;
-    bool large = false;                  // `out` writes into the large ring
-    bool refused = false;                // memory for that was refused
-    PairCells cells;                     // of both directions, with a peer on this host
-    std::optional<TimePoint> leftSince;  // since when it has left, if it may come back
-    Place place = Place::NotYet;
-    PeerConnection remote;
-    /// Whether an operation with the peer is pending.
-    bool busy() const {
-      return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
-             !open.empty() || !pulls.empty();
-    }
-    bool isMet() const { return place == Place::Here || place == Place::Elsewhere; }
-    /// Whether there is a channel to it that it cannot find yet: both must mean each other's
-    /// instance first.
-    bool unmet() const { return out.has_value() && !isMet(); }
-    /// Whether a record of the peer is expected: a message, or a credit for a send.
-    bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
-  };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
   /// The lock. unlock() then does what its holder left to do, and must not do itself.
@@ -312,7 +266,7 @@ class PointToPoint {
   void keep(Unexpected& message, const RecordBytes& payload, std::size_t length);
   void accept(PointToPointOp& op, const Unexpected& message) const;
   void expect(const PointToPointRef& op, const Unexpected& message);
-  void store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes);
+  void store(PointToPointOp& op, const RecordBytes& payload);
   bool pull(Peer& peer);
   bool roomToAnswer(const Peer& peer) const;
   bool answer(Peer& peer);

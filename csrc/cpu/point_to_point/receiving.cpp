@@ -106,9 +106,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
     return;
   }
   accept(*op, message);
-  for (const auto& [from, bytes] : payload) {
-    if (bytes > 0) store(*op, from, bytes);
-  }
+  store(*op, payload);
   expect(op, message);
 }
 
@@ -122,9 +120,7 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
     if (head.length > op->unasked_ - op->moved_) {
       throwBroken(rank, " sends more than all of ", describe(*op));
     }
-    for (const auto& [from, bytes] : payload) {
-      if (bytes > 0) store(*op, from, bytes);
-    }
+    store(*op, payload);
     if (op->moved_ < op->unasked_) return;
     peer.open.erase(open);
     finish(op);
@@ -171,7 +167,7 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op) {
   hold(-static_cast<std::ptrdiff_t>(message.held));
   try {
     accept(*op, message);
-    if (message.held > 0) store(*op, message.payload.get(), message.held);
+    store(*op, {{{message.payload.get(), message.held}}});
     expect(op, message);
   } catch (const ConnectionLost& error) {
     noteLost(op->source, error.what());
@@ -247,9 +243,13 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message) 
   if (message.head.asks) peer.wanted.push_back(message.number);
 }
 
-void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes) {
-  op.message.write(op.moved_, bytes, from, op.message.bytes() >= setup_.streamingBytes);
-  op.moved_ += bytes;
+/// Writes the next bytes of the message to the receiver's memory.
+void PointToPoint::store(PointToPointOp& op, const RecordBytes& payload) {
+  for (const auto& [from, bytes] : payload) {
+    if (bytes == 0) continue;
+    op.message.write(op.moved_, bytes, from, op.message.bytes() >= setup_.streamingBytes);
+    op.moved_ += bytes;
+  }
 }
 
 /// Reads messages in place, in the sender's arena.
@@ -259,17 +259,16 @@ bool PointToPoint::pull(Peer& peer) {
   while (!peer.pulls.empty() && budget > 0) {
     const auto [op, from] = peer.pulls.front();
     const std::size_t take = std::min(budget, op->message.bytes() - op->moved_);
-    store(*op, from + op->moved_, take);
+    store(*op, {{{from + op->moved_, take}}});
     budget -= take;
     moved = moved || take > 0;
     if (op->moved_ < op->message.bytes()) break;
     // The receive ends with its answer, so no answer is left when no operation is pending.
     if (!peer.wanted.empty()) answer(peer);
     if (!peer.wanted.empty() || !roomToAnswer(peer)) break;
-    const PointToPointRef done = op;
     peer.pulls.pop_front();
-    peer.wanted.push_back(done->number_);
-    finish(done);  // throws after a fault: then nothing is answered
+    peer.wanted.push_back(op->number_);
+    finish(op);  // throws after a fault: then nothing is answered
     answer(peer);
     moved = true;
   }
