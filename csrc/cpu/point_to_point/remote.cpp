@@ -244,20 +244,15 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
 /// Waits for what the operation needs: a record of the peer, its body, or another thread.
 void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock) {
   const int rank = op->other();
-  Peer* const peer = rank == kAnySource ? nullptr : &peers_[rank];
-  if (peer != nullptr && peer->place == Place::Elsewhere && peer->remote.isConnected() &&
-      !op->ended_ && !stopping_ && !failing()) {
-    if (!op->body_) {
-      if (peer->remote.mayRead()) {
-        read(rank, until, lock);
-        return;
-      }
-    } else if (!op->bodyAwaited_) {
-      serveNetwork();  // for other records that are expected
-      return awaitBody(op, until, lock);
-    }
+  const bool connected = rank != kAnySource && peers_[rank].place == Place::Elsewhere &&
+                         peers_[rank].remote.isConnected() && !op->ended_ && !stopping_ &&
+                         !failing();
+  if (connected && !op->body_ && peers_[rank].remote.mayRead()) {
+    read(rank, until, lock);
+    return;
   }
-  serveNetwork();
+  serveNetwork();  // for other records that are expected
+  if (connected && op->body_ && !op->bodyAwaited_) return awaitBody(op, until, lock);
   lock.wait(changed_, std::min<TimePoint>(until, nextTurn_));
 }
 

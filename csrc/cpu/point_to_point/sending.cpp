@@ -18,17 +18,16 @@ bool PointToPoint::advanceSends(int rank) {
     peer.out.emplace(*peer.outChannel, peer.cells);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
   }
-  bool moved = readAnswers(peer);
-  bool wrote = false;
+  const bool moved = readAnswers(peer);
+  bool begun = false;
   std::size_t budget = kTurnBytes;
   while (!peer.sends.empty() && budget > 0) {
     const PointToPointRef op = peer.sends.front();
-    const bool begins = !op->begun_;
-    if (begins && !begin(rank, *op)) break;
-    const std::size_t before = op->moved_;
-    const bool whole = writePieces(peer, *op, op->unasked_, budget);
-    wrote = wrote || begins || op->moved_ != before;
-    if (!whole) break;
+    if (!op->begun_) {
+      if (!begin(rank, *op)) break;
+      begun = true;
+    }
+    if (!writePieces(peer, *op, op->unasked_, budget)) break;
     peer.sends.pop_front();
     if (op->moved_ == op->message.bytes()) {
       finish(op);
@@ -38,13 +37,11 @@ bool PointToPoint::advanceSends(int rank) {
   }
   while (!peer.answered.empty() && budget > 0) {
     const PointToPointRef op = peer.answered.front();
-    const std::size_t before = op->moved_;
-    const bool whole = writePieces(peer, *op, op->message.bytes(), budget);
-    wrote = wrote || op->moved_ != before;
-    if (!whole) break;
+    if (!writePieces(peer, *op, op->message.bytes(), budget)) break;
     peer.answered.pop_front();
     finish(op);
   }
+  const bool wrote = begun || budget < kTurnBytes;
   if (wrote) wake(rank);
   return moved || wrote;
 }

@@ -42,7 +42,7 @@ bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
 std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint until) {
   const ScopedCount<int> counted(waiters_);
   const auto spin = std::chrono::microseconds(setup_.spin.micros());
-  int idle = 0;  // rounds since something moved
+  unsigned idle = 0;  // rounds since something moved
   TimePoint idleSince;
   TimePoint checked = TimePoint::min();  // for signals
   while (!op.done.load(std::memory_order_acquire)) {
@@ -68,7 +68,6 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     }
     if (idle == kBriefSpins) idleSince = now;
     if (spin.count() > 0 && now - idleSince < spin) {
-      idle = kBriefSpins + 1;
       // From here on the peer may need this core: yield it.
       ::sched_yield();
       for (int i = 0; i < 8; ++i) cpuRelax();
@@ -77,7 +76,6 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     checkInterrupt();
     if (isElsewhere(op)) return std::nullopt;  // it was met meanwhile
     if (sleep(&op, until - now)) idle = 0;
-    if (spin.count() > 0 && idle != 0) idle = kBriefSpins + 1;
   }
   return true;
 }
@@ -189,16 +187,11 @@ void PointToPoint::serveInBackground() {
     lock.unlock();
     setup_.spin.poll(rendezvous_);
     lock.lock();
-    if (served || waitedFor) continue;
-    if (restless()) {
-      alone = true;
-      continue;
-    }
+    alone = !served && !waitedFor && restless();
+    if (served || waitedFor || alone) continue;
     threadIdle_ = true;
     background_.wait_for(lock.inner, kLinger, [this] { return stopping_ || !threadIdle_; });
-    if (!threadIdle_) continue;
-    threadIdle_ = false;
-    break;
+    if (std::exchange(threadIdle_, false)) break;
   }
   threadRuns_ = false;
 }
