@@ -69,10 +69,10 @@ class Network {
   virtual void drain(TimePoint /*until*/) {}
   /// Connects with the process that calls this with the same name and the other value of `first`.
   /// No other pair uses the name. Waits for that process for `timeout` at most; throws
-  /// ConnectionLost. Calls `look` periodically during the wait, which ends if `look` throws.
+  /// ConnectionLost. Calls `check` periodically during the wait, which ends if `check` throws.
   virtual std::unique_ptr<Connection> connect(const std::string& name, bool first,
                                               Milliseconds timeout,
-                                              const std::function<void()>& look) = 0;
+                                              const std::function<void()>& check) = 0;
   /// Ends the waits of connect(), also of later calls.
   virtual void stopConnecting() = 0;
 };

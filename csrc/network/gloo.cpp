@@ -23,7 +23,7 @@ namespace {
 
 constexpr Milliseconds kTick{10};
 // How often a long wait checks its connection's sentinel.
-constexpr Milliseconds kLook{200};
+constexpr Milliseconds kCheck{200};
 // Ticks without a wait after which the alarm's thread sleeps.
 constexpr int kIdleTicks = 20;
 // A time-out of Gloo's own closes connections, so the alarm ends waits instead.
@@ -159,13 +159,13 @@ class GlooNetwork::GlooTransfer : public Transfer {
   bool wait(TimePoint until) override {
     try {
       if (alarm_->wait(*work_, until)) return true;
-      // The check takes a tick, in which arriving data is not detected. So it is made every kLook
+      // The check takes a tick, in which arriving data is not detected. So it is made every kCheck
       // only.
       const auto now = Clock::now();
-      if (looked_ == TimePoint{}) looked_ = now;
+      if (checked_ == TimePoint{}) checked_ = now;
       const std::unique_lock<std::mutex> lock(sentinel_->mutex, std::try_to_lock);
-      if (now - looked_ >= kLook && lock.owns_lock()) {
-        looked_ = now;
+      if (now - checked_ >= kCheck && lock.owns_lock()) {
+        checked_ = now;
         try {
           alarm_->wait(*sentinel_->work, now);
         } catch (const std::exception&) {
@@ -184,7 +184,7 @@ class GlooNetwork::GlooTransfer : public Transfer {
   std::shared_ptr<Alarm> alarm_;
   std::shared_ptr<Sentinel> sentinel_;
   c10::intrusive_ptr<c10d::Work> work_;
-  TimePoint looked_{};  // when the sentinel was checked last
+  TimePoint checked_{};  // when the sentinel was checked last
 };
 
 class GlooNetwork::GlooConnection : public Connection {
@@ -270,11 +270,11 @@ GlooNetwork::~GlooNetwork() = default;
 
 std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
                                                  Milliseconds timeout,
-                                                 const std::function<void()>& look) {
+                                                 const std::function<void()>& check) {
   requireDescriptors();
   const auto end = Clock::now() + timeout;
   // A backend keeps the store in which it waits. That may outlive this call and this network.
-  const auto during = std::make_shared<const std::function<void()>*>(&look);
+  const auto during = std::make_shared<const std::function<void()>*>(&check);
   const std::shared_ptr<void> over(nullptr, [during](void*) { *during = nullptr; });
   const auto wait = [stopped = stopped_, during] {
     if (*stopped) throw Error(ErrorKind::Backend, "the group was destroyed");
@@ -288,7 +288,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
         setup_.store, prefix + "/decision", left, wait);
     auto made = device_->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient),
                               first ? 0 : 1, 2, std::min(left, kGlooConnects));
-    patient->throwIfOver();
+    patient->throwIfEnded();
     made->setTimeout(kNever);
     return made;
   };

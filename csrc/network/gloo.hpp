@@ -31,7 +31,7 @@ class GlooNetwork : public Network {
   ~GlooNetwork() override;
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first, Milliseconds timeout,
-                                      const std::function<void()>& look) override;
+                                      const std::function<void()>& check) override;
   void stopConnecting() override { *stopped_ = true; }
   void drain(TimePoint until) override;
 

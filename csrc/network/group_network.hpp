@@ -1,8 +1,10 @@
 // The network of one group, made when it is first needed.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "network/connection.hpp"
 
@@ -11,10 +13,10 @@ namespace fastcoll {
 /// From any thread.
 class GroupNetwork {
  public:
-  virtual ~GroupNetwork() = default;
+  explicit GroupNetwork(std::function<std::shared_ptr<Network>()> make) : make_(std::move(make)) {}
   std::shared_ptr<Network> get() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (network_ == nullptr) network_ = make();
+    if (network_ == nullptr) network_ = make_();
     return network_;
   }
   /// Ends the waits of Network::connect(), also of later calls, if the network is made.
@@ -24,8 +26,7 @@ class GroupNetwork {
   }
 
  private:
-  virtual std::shared_ptr<Network> make() = 0;
-
+  const std::function<std::shared_ptr<Network>()> make_;
   std::mutex mutex_;
   std::shared_ptr<Network> network_;
 };

@@ -1,6 +1,5 @@
 #include "network/loop_sockets.hpp"
 
-#include <dirent.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -10,8 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -43,18 +41,13 @@ bool listens(int fd) {
 /// The open descriptors of epoll instances.
 std::vector<int> openPolls() {
   std::vector<int> polls;
-  DIR* const folder = ::opendir("/proc/self/fd");
-  if (folder == nullptr) return polls;
-  while (const dirent* entry = ::readdir(folder)) {
-    char target[64];
-    const std::string path = concat("/proc/self/fd/", entry->d_name);
-    const ssize_t length = ::readlink(path.c_str(), target, sizeof target - 1);
-    if (length <= 0) continue;
-    target[length] = '\0';
-    if (std::strcmp(target, "anon_inode:[eventpoll]") == 0)
-      polls.push_back(std::atoi(entry->d_name));
+  std::error_code ignored;  // other threads close files meanwhile
+  for (std::filesystem::directory_iterator one("/proc/self/fd", ignored), end; one != end;
+       one.increment(ignored)) {
+    if (std::filesystem::read_symlink(one->path(), ignored) == "anon_inode:[eventpoll]") {
+      polls.push_back(std::stoi(one->path().filename()));
+    }
   }
-  ::closedir(folder);
   return polls;
 }
 

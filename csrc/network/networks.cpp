@@ -8,19 +8,9 @@ namespace fastcoll {
 namespace {
 
 template <typename Kind>
-class NetworkOf : public GroupNetwork {
- public:
-  explicit NetworkOf(NetworkSetup setup) : setup_(std::move(setup)) {}
-
- private:
-  std::shared_ptr<Network> make() override { return std::make_shared<Kind>(setup_); }
-
-  const NetworkSetup setup_;
-};
-
-template <typename Kind>
 std::shared_ptr<GroupNetwork> prepare(NetworkSetup setup) {
-  return std::make_shared<NetworkOf<Kind>>(std::move(setup));
+  return std::make_shared<GroupNetwork>(
+      [setup = std::move(setup)] { return std::make_shared<Kind>(setup); });
 }
 
 struct Row {

@@ -22,24 +22,24 @@ namespace fastcoll {
 
 /// Once a process has found its peer's address, it connects in Gloo, where only a timeout ends its
 /// wait. Both processes therefore decide in one counter of the store. A process that finds the peer
-/// adds 1, and a process that ends its wait adds kOver. The first addition decides. A process that
-/// ends its wait second connects first, and then raises: see throwIfOver(). A process that finds
+/// adds 1, and a process that ends its wait adds kEnded. The first addition decides. A process that
+/// ends its wait second connects first, and then raises: see throwIfEnded(). A process that finds
 /// second waits until its own timeout or fault.
-template <typename Look>
+template <typename Check>
 class PollingStore : public c10d::Store {
  public:
-  /// `decision`: the counter's key, the same in both processes of a connection. Calls `look` during
-  /// a wait. A wait ends after `timeout`, or when `look` throws.
+  /// `decision`: the counter's key, the same in both processes of a connection. Calls `check`
+  /// during a wait. A wait ends after `timeout`, or when `check` throws.
   PollingStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
-               std::chrono::milliseconds timeout, Look look)
+               std::chrono::milliseconds timeout, Check check)
       : c10d::Store(timeout),
         store_(std::move(store)),
         decision_(std::move(decision)),
-        look_(std::move(look)) {}
+        check_(std::move(check)) {}
 
   /// Call when Gloo has connected: throws the exception that was to end a wait before.
-  void throwIfOver() {
-    if (over_ != nullptr) std::rethrow_exception(over_);
+  void throwIfEnded() {
+    if (ended_ != nullptr) std::rethrow_exception(ended_);
   }
   c10::intrusive_ptr<c10d::Store> clone() override {  // used by one thread
     return c10::intrusive_ptr<PollingStore>::reclaim_copy(this);
@@ -74,14 +74,14 @@ class PollingStore : public c10d::Store {
          micros = std::min(2 * micros, 10000)) {
       try {
         checkInterrupt();
-        look_();
+        check_();
         if (Clock::now() >= deadline) {
           throw Error(ErrorKind::Timeout, "the peer has not set the store's key ",
                       keys.empty() ? "" : keys[0], " within ", timeout.count(), " ms");
         }
       } catch (...) {
         if (!connects(false) || !store_->check(keys)) throw;
-        over_ = std::current_exception();
+        ended_ = std::current_exception();
         return;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(micros));
@@ -89,24 +89,24 @@ class PollingStore : public c10d::Store {
   }
 
  private:
-  static constexpr std::int64_t kOver = 1 << 16;
+  static constexpr std::int64_t kEnded = 1 << 16;
 
   /// Adds to the counter, once: the peer was found, or this process ends its wait. Returns whether
   /// the two connect.
   bool connects(bool found) {
     if (!decided_) {
-      const auto said = store_->add(decision_, found ? 1 : kOver);
-      decided_ = found ? said < kOver : said % kOver != 0;
+      const auto count = store_->add(decision_, found ? 1 : kEnded);
+      decided_ = found ? count < kEnded : count % kEnded != 0;
     }
     return *decided_;
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
   const std::string decision_;
-  const Look look_;
+  const Check check_;
   std::set<std::string> own_;
   std::optional<bool> decided_;
-  std::exception_ptr over_;
+  std::exception_ptr ended_;
 };
 
 }  // namespace fastcoll

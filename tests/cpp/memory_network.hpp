@@ -19,7 +19,7 @@ class MemoryNetwork : public fastcoll::Network {
  public:
   std::unique_ptr<fastcoll::Connection> connect(const std::string& name, bool first,
                                                 fastcoll::Milliseconds timeout,
-                                                const std::function<void()>& look) override {
+                                                const std::function<void()>& check) override {
     const auto end = fastcoll::Clock::now() + timeout;
     const std::shared_ptr<Wire> wire = wireOf(name);
     std::unique_lock<std::mutex> lock(wire->mutex);
@@ -32,7 +32,7 @@ class MemoryNetwork : public fastcoll::Network {
       }
       lock.unlock();
       try {
-        look();
+        check();
       } catch (const std::exception& error) {  // as over Gloo
         throw fastcoll::ConnectionLost(fastcoll::ErrorKind::Backend, error.what());
       }
@@ -133,8 +133,8 @@ class MemoryNetwork : public fastcoll::Network {
   };
 };
 
-class MemoryGroupNetwork : public fastcoll::GroupNetwork {
-  std::shared_ptr<fastcoll::Network> make() override { return std::make_shared<MemoryNetwork>(); }
-};
+inline std::shared_ptr<fastcoll::GroupNetwork> memoryNetwork() {
+  return std::make_shared<fastcoll::GroupNetwork>([] { return std::make_shared<MemoryNetwork>(); });
+}
 
 }  // namespace stress

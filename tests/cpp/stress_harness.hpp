@@ -34,7 +34,7 @@ struct GroupOptions {
   int spinMicros = -1;
   std::string sharedMemory = "require";
   std::string hostId;
-  std::shared_ptr<GroupNetwork> network = std::make_shared<MemoryGroupNetwork>();
+  std::shared_ptr<GroupNetwork> network = memoryNetwork();
 };
 
 /// One rank of a test.

@@ -102,4 +102,14 @@ std::vector<TransferRef> post(Rank& me, PointToPoint& p2p, const std::vector<Let
 
 std::vector<Test> pointToPointFaultTests();
 
+/// One test of both channels: between ranks of one host, and of simulated hosts.
+template <typename Body>
+auto here(Body test) {
+  return [test](Rank& me) { test(me, GroupOptions{}); };
+}
+template <typename Body>
+auto apart(Body test, const char* placement) {
+  return [test, placement](Rank& me) { test(me, onHosts(placement, me)); };
+}
+
 }  // namespace stress

@@ -212,10 +212,6 @@ void leaveWithPending(Rank& me, const GroupOptions& options) {
 }  // namespace
 
 std::vector<Test> pointToPointTests() {
-  const auto here = [](auto test) { return [test](Rank& me) { test(me, GroupOptions{}); }; };
-  const auto apart = [](auto test, const char* placement) {
-    return [test, placement](Rank& me) { test(me, onHosts(placement, me)); };
-  };
   std::vector<Test> tests = {
       {"exchange", here(exchange), {2, 3, 5}},
       {"edges", here(edges), {2}},

@@ -29,11 +29,11 @@ namespace stress {
 namespace {
 
 /// A sender leaves as soon as its sends have ended: its receiver still gets everything.
-void senderLeaves(Rank& me) {
+void senderLeaves(Rank& me, const GroupOptions& options) {
   Random shared(41);
   Random own(42u + static_cast<unsigned>(me.rank));
   for (int round = 0; round < often(60); ++round) {
-    const Engine engine = me.group(concat("leaves", round));
+    const Engine engine = me.group(concat("leaves", round), options);
     const std::size_t sizes[] = {100, 2049, 65536, 200000, 262144};
     std::vector<Letter> letters;
     for (std::size_t i = 0, n = 1 + drawBelow(shared, 3); i < n; ++i) {
@@ -57,11 +57,11 @@ void senderLeaves(Rank& me) {
 }
 
 /// A rank aborts while letters are in progress: each letter ends with the right bytes, or fails.
-void abortStorm(Rank& me) {
+void abortStorm(Rank& me, const GroupOptions& options) {
   for (int round = 0; round < often(25); ++round) {
     Random shared(51u + static_cast<unsigned>(round));
     Random own(52u + static_cast<unsigned>(me.rank * 1000 + round));
-    const Engine engine = me.group(concat("p2pstorm", round));
+    const Engine engine = me.group(concat("p2pstorm", round), options);
     const auto letters = drawLetters(shared, me.size, 20 * me.size);
     const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
     const std::size_t after = drawBelow(shared, 3000);
@@ -89,8 +89,8 @@ void abortStorm(Rank& me) {
 }
 
 /// The receiver does not arrive: the sender times out, and both ranks report it.
-void lateReceiver(Rank& me) {
-  const Engine engine = me.group("late");
+void lateReceiver(Rank& me, const GroupOptions& options) {
+  const Engine engine = me.group("late", options);
   auto& p2p = pointToPoint(*engine);
   if (me.rank == 1) me.sync();
   const auto transfer =
@@ -161,9 +161,12 @@ void noThread(Rank& me) {
 }  // namespace
 
 std::vector<Test> pointToPointFaultTests() {
-  return {{"sender leaves", senderLeaves, {2}},
-          {"point-to-point abort storm", abortStorm, {2, 4}},
-          {"late receiver", lateReceiver, {2}},
+  return {{"sender leaves", here(senderLeaves), {2}},
+          {"point-to-point abort storm", here(abortStorm), {2, 4}},
+          {"late receiver", here(lateReceiver), {2}},
+          {"hosts: sender leaves", apart(senderLeaves, "alone"), {2}, false},
+          {"hosts: point-to-point abort storm", apart(abortStorm, "two in turns"), {2, 4}, false},
+          {"hosts: late receiver", apart(lateReceiver, "alone"), {2}, false},
 #ifdef REFUSES_THREADS
           {"hosts: no thread can be started", noThread, {2}, false},
 #endif

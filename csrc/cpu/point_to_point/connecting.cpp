@@ -1,6 +1,7 @@
 // How point-to-point meets its peers, and connects with those on other hosts. Only the two ranks of
 // a pair take part. Pooled threads do it without the lock, because the store and the network may be
-// slow. Messages with other peers go on meanwhile.
+// slow. Messages with other peers go on meanwhile. If no thread can be started, a thread that has
+// freed the lock does it.
 //
 // A rank that sends to a peer, or expects a message from it, posts that in the store. It then
 // checks whether the peer has, too (see Rendezvous::tryConnect). A rank that receives from any
@@ -41,60 +42,101 @@ void PointToPoint::startJob(std::function<void()> job) {
   }
 }
 
-/// Called under the lock when a peer is needed that has not been met.
-void PointToPoint::needToMeet(int rank) {
-  // Collectives have met it. Or it has died, and what it wrote before counts.
-  if (memory_.isConfirmed(rank) ||
-      (memory_.isDead(rank) && memory_.isMutual(rank, memory_.nonceOf(rank)))) {
-    setPlace(rank, Place::Here);
-    return;
-  }
+/// Called under the lock when a peer is needed that was not met, or to which there is no
+/// connection.
+void PointToPoint::needPeers() {
+  if (finds_ || stopping_) return;
   const auto now = Clock::now();
-  if (!meets_ && !stopping_ && now >= nextMeet_) {
+  if (now >= nextFind_) {
     try {
-      startJob([this] { meetPeers(); });
-      meets_ = true;
-    } catch (const std::exception&) {  // no thread: do it here
-      setPlace(rank, rendezvous_.tryMeet(rank));
+      startJob([this] { findPeers(false); });
+      finds_ = true;
+      return;
+    } catch (const std::exception& error) {
+      warnNoThread(error);
+      findsHere_ = true;
+      nextFind_ = now + kLongestPause;
     }
-    nextMeet_ = now + std::min(kLongestPause, kFirstPause * (1 << std::min(looksInVain_++, 6)));
   }
-  lookAt_ = std::min(lookAt_, std::max(nextMeet_, now + kFirstPause));
+  nextTurn_ = std::min(nextTurn_, nextFind_);
 }
 
-/// Tries once to meet each peer that is needed and has not been met.
-void PointToPoint::meetPeers() {
-  std::vector<int> wanted;
-  Finished finished;
-  Lock lock(mutex_);
-  for (int rank = 0; rank < memory_.size(); ++rank) {
-    const Peer& peer = peers_[rank];
-    if (peer.isMet() || rank == memory_.rank()) continue;
-    if (anyReceives_ > 0 || peer.busy() || peer.unmet()) wanted.push_back(rank);
+/// Meets the peers that are needed, and polls for those that want to connect, as long as there are
+/// such peers, or once.
+void PointToPoint::findPeers(bool once) {
+  struct Wanted {
+    int rank;
+    bool meets;  // else it connects
+    bool asks;   // even if the peer does not
+    std::string name = {};
+    std::optional<Place> found = {};
+  };
+  auto pause = kFirstPause;
+  Lock lock(*this);
+  finds_ = true;
+  for (;;) {
+    std::vector<Wanted> wanted;
+    for (int rank = 0; rank < memory_.size(); ++rank) {
+      const Peer& peer = peers_[rank];
+      const PeerConnection& remote = peer.remote;
+      if (rank == memory_.rank()) continue;
+      if (!peer.isMet() && (anyReceives_ > 0 || peer.busy() || peer.unmet())) {
+        wanted.push_back({rank, true, false});
+      }
+      if (remote.state != PeerConnection::State::None) continue;
+      if (peer.place != Place::Elsewhere && !remote.wanted) continue;
+      const bool asks = remote.wanted || peer.expects(false);
+      if (asks || anyReceives_ > 0) wanted.push_back({rank, false, asks});
+    }
+    if (wanted.empty() || stopping_ || failing()) break;
+    lock.unlock();
+    std::exception_ptr fault;
+    try {
+      for (Wanted& one : wanted) {
+        one.found = one.meets ? rendezvous_.tryMeet(one.rank)
+                              : rendezvous_.tryConnect(one.rank, one.asks, one.name);
+        if (one.meets && one.found == Place::Here) setup_.spin.poll(rendezvous_);
+      }
+    } catch (const std::exception&) {
+      fault = std::current_exception();
+    }
+    lock.lock();
+    bool news = false, connects = false;
+    for (const Wanted& one : wanted) {
+      if (!one.found) break;
+      Peer& peer = peers_[one.rank];
+      if (one.meets) {
+        news = setPlace(one.rank, *one.found) || news;
+      } else if (one.found == Place::Pairing) {  // on this host, in another instance of the group
+        if (peer.place == Place::Elsewhere) setPlace(one.rank, Place::Pairing);
+        mayBeBusy_[one.rank] = 1;  // it may be unmet()
+      } else if (one.found == Place::Here) {
+        try {
+          startJob([this, rank = one.rank, name = one.name] { connectTo(rank, name); });
+          peer.remote.state = PeerConnection::State::Connecting;
+          connects = true;
+        } catch (const std::exception& error) {  // no thread: retry later
+          warnNoThread(error);
+        }
+      }
+    }
+    if (news) progress(false);
+    if (news || connects) {
+      wakeBackground();
+      changed_.notify_all();
+    }
+    const auto isWanted = [](const Peer& peer) { return peer.remote.wanted; };
+    if (fault != nullptr && (active() || std::ranges::any_of(peers_, isWanted))) failWith(fault);
+    // A job that connects may have to wait for this thread; the next turn starts another one here.
+    if (once || connects || failing()) break;
+    if (news) {
+      pause = kFirstPause;
+    } else {
+      changed_.wait_for(lock.inner, pause, [this] { return stopping_; });
+      pause = std::min(2 * pause, kLongestPause);
+    }
   }
-  lock.unlock();
-  std::vector<std::pair<int, Place>> found;
-  std::exception_ptr fault;
-  try {
-    for (const int rank : wanted) found.emplace_back(rank, rendezvous_.tryMeet(rank));
-  } catch (const std::exception&) {
-    fault = std::current_exception();
-  }
-  const auto isHere = [](const auto& one) { return one.second == Place::Here; };
-  if (std::ranges::any_of(found, isHere)) setup_.spin.poll(rendezvous_);
-  lock.lock();
-  meets_ = false;
-  bool news = false;
-  for (const auto& [rank, place] : found) news = setPlace(rank, place) || news;
-  if (news) {
-    looksInVain_ = 0;
-    progress(finished, false);
-    wakeBackground();
-    changed_.notify_all();
-  }
-  if (fault != nullptr && active()) failWith(fault, finished);  // else the next operation raises it
-  lock.unlock();
-  complete(finished);
+  finds_ = false;
 }
 
 /// Returns whether that is news, or the peer is Here.
@@ -102,94 +144,17 @@ bool PointToPoint::setPlace(int rank, Place place) {
   Place& now = peers_[rank].place;
   if (now == Place::Here && place != Place::Here) return false;  // an answer from before
   const Place before = std::exchange(now, place);
-  // The peer may wait for what was posted before it could be rung.
-  if (place == Place::Here) ring(rank);
+  // The peer may wait for what was posted before it could be woken.
+  if (place == Place::Here) wake(rank);
   if (place == Place::Elsewhere) anyElsewhere_ = true;
   return place == Place::Here || (before == Place::NotYet && place != Place::NotYet);
-}
-
-/// Called under the lock when a peer is needed to which there is no connection.
-void PointToPoint::needConnections() {
-  if (connects_ || stopping_) return;
-  try {
-    startJob([this] { connectPeers(); });
-    connects_ = true;
-  } catch (const std::exception& error) {  // no thread: retry at the next look
-    warnNoThread(error);
-    lookAt_ = std::min<TimePoint>(lookAt_, Clock::now() + kLongestPause);
-  }
-}
-
-/// Polls for peers that want to connect, as long as this rank wants to.
-void PointToPoint::connectPeers() {
-  auto pause = kFirstPause;
-  Finished finished;
-  Lock lock(mutex_);
-  for (;;) {
-    std::vector<std::pair<int, bool>> wanted;
-    for (int rank = 0; rank < memory_.size(); ++rank) {
-      const Peer& peer = peers_[rank];
-      const PeerConnection& remote = peer.remote;
-      if (remote.state != PeerConnection::State::None) continue;
-      if (peer.place != Place::Elsewhere && !remote.wanted) continue;
-      const bool named = remote.wanted || peer.expects(false);
-      if (named || anyReceives_ > 0) wanted.emplace_back(rank, named);
-    }
-    if (wanted.empty() || stopping_ || memory_.aborted()) break;
-    lock.unlock();
-    std::vector<std::pair<int, std::string>> met;
-    std::vector<int> moved;  // to this host, in another instance of the group
-    std::exception_ptr fault;
-    try {
-      for (const auto& [rank, named] : wanted) {
-        std::string name;
-        switch (rendezvous_.tryConnect(rank, named, name)) {
-          case Rendezvous::Met::Here:
-            met.emplace_back(rank, std::move(name));
-            break;
-          case Rendezvous::Met::Pairing:
-            moved.push_back(rank);
-            break;
-          default:
-            break;
-        }
-      }
-    } catch (const std::exception&) {
-      fault = std::current_exception();
-    }
-    lock.lock();
-    if (fault != nullptr) {
-      failWith(fault, finished);
-      break;
-    }
-    for (const int rank : moved) {
-      if (peers_[rank].place == Place::Elsewhere) setPlace(rank, Place::Pairing);
-      mayBeBusy_[rank] = 1;  // it may be unmet()
-    }
-    for (const auto& [rank, name] : met) {
-      peers_[rank].remote.connect();
-      startJob([this, peer = rank, name = name] { connectTo(peer, name); });
-    }
-    // That job may have to wait for this thread; the next look starts another one here.
-    if (!met.empty()) {
-      wakeBackground();
-      break;
-    }
-    lock.unlock();
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongestPause);
-    lock.lock();
-  }
-  connects_ = false;
-  lock.unlock();
-  complete(finished);
 }
 
 void PointToPoint::connectTo(int rank, const std::string& name) {
   std::unique_ptr<RemoteChannel> channel;
   std::string how;           // it failed
   std::exception_ptr fault;  // whole; the network's error has a part of its text
-  const auto look = [&] {
+  const auto check = [&] {
     try {
       rendezvous_.throwIfLost(rank);
     } catch (const std::exception&) {
@@ -199,26 +164,22 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
   };
   try {
     channel = std::make_unique<RemoteChannel>(
-        setup_.network.get()->connect(name, memory_.rank() < rank, Network::kConnect, look));
+        setup_.network.get()->connect(name, memory_.rank() < rank, Network::kConnect, check));
   } catch (const std::exception& error) {
     how = error.what();
   }
-  Finished finished;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    PeerConnection& remote = peers_[rank].remote;
-    if (channel != nullptr) {
-      channel->setFull(full_);
-      remote.open(std::move(channel));
-      progress(finished, false);
-    } else {
-      if (fault != nullptr && (active() || remote.wanted)) failWith(fault, finished);
-      noteLost(rank, how, finished);
-    }
-    leave(finished);
-    wakeBackground();
+  Lock lock(*this);
+  PeerConnection& remote = peers_[rank].remote;
+  if (channel != nullptr) {
+    channel->setFull(full_);
+    remote.open(std::move(channel));
+    progress(false);
+  } else {
+    if (fault != nullptr && (active() || remote.wanted)) failWith(fault);
+    noteLost(rank, how);
   }
-  complete(finished);
+  leave(lock);
+  wakeBackground();
 }
 
 }  // namespace fastcoll

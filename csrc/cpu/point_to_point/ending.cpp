@@ -9,10 +9,8 @@
 namespace fastcoll {
 namespace {
 
-// How often flush() looks whether the receivers, or the network, have taken everything.
+// How often flush() checks whether the receivers have taken everything.
 constexpr std::chrono::microseconds kPoll{200};
-// How often a wait for a close notice checks whether the group has failed.
-constexpr Milliseconds kLook{20};
 
 }  // namespace
 
@@ -36,76 +34,78 @@ bool PointToPoint::flush(TimePoint until) {
 }
 
 /// Called by a thread that has used a channel without the lock. Ends what waited for that.
-void PointToPoint::leave(Finished& finished) {
-  if (memory_.aborted()) {
-    failAllLocked(finished);
-  } else if (stopping_) {
-    closeUnused();
-  }
+void PointToPoint::leave(Lock& lock) {
+  if (stopping_ && !memory_.aborted()) closeUnused(lock.inner);
+  if (memory_.aborted()) failing_ = true;
   changed_.notify_all();
 }
 
-/// Closes the channels that no thread uses.
-void PointToPoint::closeUnused() {
-  for (const PointToPointRef& op : all_) {
-    if (!op->body_) continue;
-    const int rank = op->send ? op->peer : op->source;
-    if (peers_[rank].remote.users == 0) op->body_.reset();
+/// Closes the channels that no thread uses. The lock is free meanwhile, because the network may
+/// have to end what it does with the memory of a transfer.
+void PointToPoint::closeUnused(std::unique_lock<std::mutex>& lock) {
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    PeerConnection& remote = peers_[rank].remote;
+    if (remote.channel == nullptr || remote.users > 0) continue;
+    for (const PointToPointRef& op : all_) {
+      if (op->body_ && op->other() == rank) op->body_.reset();
+    }
+    if (remote.isConnected()) remote.state = PeerConnection::State::None;
+    ++remote.users;
+    lock.unlock();
+    remote.channel->close();
+    lock.lock();
+    --remote.users;
+    remote.channel.reset();
+    changed_.notify_all();
   }
-  for (Peer& peer : peers_) peer.remote.closeUnused();
 }
 
 /// Sends close notices to the peers on other hosts, and waits for theirs. Closing a connection may
 /// drop what a peer has not read yet.
 void PointToPoint::flushRemote(TimePoint until) {
   const ScopedCount<int> sleeps(sleepers_);
-  Finished finished;
-  {
-    Lock lock(mutex_);
-    if (memory_.aborted() || active()) return;
-    until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
-    const auto each = [this](auto use) {
-      for (int rank = 0; rank < memory_.size(); ++rank) {
-        PeerConnection& remote = peers_[rank].remote;
-        if (!remote.isConnected()) continue;
-        try {
-          use(rank, remote);
-        } catch (const ConnectionLost& error) {
-          remote.lose(error.what());
-        }
-      }
-    };
+  Lock lock(*this);
+  if (failing() || active()) return;
+  until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
+  const auto next = [until] { return std::min<TimePoint>(until, Clock::now() + kSlice); };
+  const auto each = [this](auto use) {
     bool connected = false;
-    each([&connected](int, PeerConnection& remote) {
+    for (int rank = 0; rank < memory_.size(); ++rank) {
+      PeerConnection& remote = peers_[rank].remote;
+      if (!remote.isConnected()) continue;
       connected = true;
-      remote.channel->sayGoodbye();
-    });
-    if (!connected) return;
-    for (;;) {
-      bool sent = true;
-      each([&sent](int, PeerConnection& remote) { sent = remote.channel->sent() && sent; });
-      if (sent || memory_.aborted() || Clock::now() >= until) break;
-      lock.unlock();
-      std::this_thread::sleep_for(kPoll);
-      lock.lock();
+      try {
+        use(rank, remote);
+      } catch (const ConnectionLost& error) {
+        remote.lose(error.what());
+      }
     }
-    lock.unlock();
-    setup_.network.get()->drain(Clock::now() + Network::kDrain);
-    lock.lock();
-    each([&](int rank, PeerConnection& remote) {
-      // A fault closes the channel.
-      while (remote.isConnected() && !memory_.aborted() && !remote.hasLeft() &&
-             Clock::now() < until) {
-        const auto next = std::min<TimePoint>(until, Clock::now() + kLook);
-        if (remote.reading) {
-          changed_.wait_until(lock, next);
-        } else {
-          read(rank, next, lock, finished);
+    return connected;
+  };
+  if (!each([](int, PeerConnection& remote) { remote.channel->sendClose(); })) return;
+  each([&](int, PeerConnection& remote) {
+    const auto sends = remote.channel->takeSends(true);
+    withoutLock(remote, lock, [&] {
+      for (const TransferRef& send : sends) {
+        while (!send->wait(next())) {
+          if (memory_.aborted() || Clock::now() >= until) return;
         }
       }
     });
-  }
-  complete(finished);
+  });
+  lock.unlock();
+  setup_.network.get()->drain(Clock::now() + Network::kDrain);
+  lock.lock();
+  each([&](int rank, PeerConnection& remote) {
+    // A fault closes the channel.
+    while (remote.isConnected() && !failing() && !remote.hasLeft() && Clock::now() < until) {
+      if (remote.reading) {
+        lock.wait(changed_, next());
+      } else {
+        read(rank, next(), lock);
+      }
+    }
+  });
 }
 
 }  // namespace fastcoll

@@ -30,8 +30,8 @@ namespace fastcoll {
 
 /// A record's fields.
 struct RecordHead {
-  /// kTaken and kGoodbye are used between hosts only; see remote_channel.hpp.
-  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kTaken, kGoodbye } kind;
+  /// kCredit and kClose are used between hosts only; see remote_channel.hpp.
+  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kCredit, kClose } kind;
   std::int32_t tag;
   std::uint32_t length;  // bytes of payload
   DType dtype;
@@ -70,7 +70,7 @@ struct PairChannel {
 
   // Counts and positions only grow; release on write, acquire on read.
   // Written by the sender.
-  alignas(64) std::atomic<std::uint64_t> heard;  // answers read; their slots may be reused
+  alignas(64) std::atomic<std::uint64_t> answersRead;  // their slots may be reused
   std::atomic<std::uint64_t> cells;  // their offset, or 0; relaxed, because kMove publishes it
   // Written by the receiver.
   alignas(64) std::atomic<std::uint64_t> drained;  // position up to which the ring may be reused

@@ -47,65 +47,80 @@ std::string PointToPoint::describe(const PointToPointOp& op) const {
                 ", tag ", op.tag, ")");
 }
 
-void PointToPoint::submit(PointToPointRef op) {
-  Finished finished;
-  {
-    const std::unique_lock<std::mutex> lock = lockAfterWait(mutex_);
-    op->place_ = all_.insert(all_.end(), op);
-    if (op->send) {
-      peers_[op->peer].sends.push_back(op);
-    } else if (!matchUnexpected(op, finished)) {
-      post(op);
-    }
-    if (op->peer != kAnySource) mayBeBusy_[op->peer] = 1;
-    std::size_t before = 0;
-    do {
-      before = op->moved_;
-      progress(finished, false);
-      // If no thread waits, none may make progress for a while. So this one writes all that goes
-      // unasked.
-    } while (!op->awaited && !op->ended_ && op->moved_ != before && op->moved_ < kEagerBytes);
-    if (restless()) needBackground();
-    // It sleeps on the doorbell of this host, which peers on other hosts do not ring.
-    if (threadSleeps_ && anyElsewhere_) wakeBackground();
+PointToPoint::Lock::Lock(PointToPoint& of) : inner(lockAfterWait(of.mutex_)), of_(of) {}
+
+void PointToPoint::Lock::unlock() {
+  if (isSettled()) return inner.unlock();
+  PointToPoint& of = of_;
+  const Finished finished = std::exchange(of.finished_, {});
+  const std::vector<int> checked = std::exchange(of.checked_, {});
+  const bool finds = std::exchange(of.findsHere_, false);
+  bool failing = of.failing_;
+  inner.unlock();
+  of.complete(finished);
+  for (const int peer : checked) failing = of.memory_.hear(peer) || failing;
+  if (failing && fails) of.failAll();
+  if (finds) of.findPeers(true);
+}
+
+bool PointToPoint::Lock::isSettled() const {
+  return of_.finished_.empty() && of_.checked_.empty() && !of_.failing_ && !of_.findsHere_;
+}
+
+void PointToPoint::Lock::wait(std::condition_variable& signal, TimePoint until) {
+  if (isSettled()) {
+    signal.wait_until(inner, until);
+  } else {
+    unlock();
+    lock();
   }
-  complete(finished);
+}
+
+void PointToPoint::submit(PointToPointRef op) {
+  const Lock lock(*this);
+  failed_ = false;
+  op->place_ = all_.insert(all_.end(), op);
+  if (op->send) {
+    peers_[op->peer].sends.push_back(op);
+  } else if (failing_ || !matchUnexpected(op)) {
+    post(op);
+  }
+  if (op->peer != kAnySource) mayBeBusy_[op->peer] = 1;
+  std::size_t before = 0;
+  do {
+    before = op->moved_;
+    progress(false);
+    // If no thread waits, none may make progress for a while. So this one writes all that goes
+    // unasked.
+  } while (!op->awaited && !op->ended_ && op->moved_ != before && op->moved_ < kEagerBytes);
+  if (restless()) needBackground();
+  // It sleeps on the doorbell of this host, which peers on other hosts do not ring.
+  if (threadSleeps_ && anyElsewhere_) wakeBackground();
 }
 
 void PointToPoint::poll() {
-  Finished finished;
-  if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-    progress(finished, true);
-    callReaders();
-    callHelpers();
-    // On another thread: hooks may wait for the GIL, which a thread that polls a work holds.
-    if (showFault(finished)) {
-      try {
-        startJob([this, failed = finished]() mutable { complete(failed); });
-        return;
-      } catch (const std::exception&) {
-        // No thread could be started: complete them here.
-      }
-    }
+  Lock lock(*this, std::try_to_lock);
+  if (!lock.inner.owns_lock()) return;
+  progress(true);
+  serveNetwork();
+  if (!failing_) return;
+  // On another thread: abort hooks may wait for the GIL, which a thread that polls a work holds.
+  try {
+    if (!failJob_) startJob([this] { failAll(); });
+    failJob_ = true;
+    lock.fails = false;
+  } catch (const std::exception&) {  // no thread: fail here
   }
-  complete(finished);
 }
 
-/// Whether any of the operations ends because the group has failed.
-bool PointToPoint::showFault(const Finished& finished) const {
-  return memory_.aborted() &&
-         std::ranges::any_of(finished, [](const auto& one) { return one.second != nullptr; });
-}
-
-void PointToPoint::complete(Finished& finished) {
+void PointToPoint::complete(const Finished& finished) {
   if (finished.empty()) return;
-  if (showFault(finished)) setup_.faults.failing();
-  for (auto& [op, fault] : finished) {
+  for (const auto& [op, fault] : finished) {
     op->complete(fault);
     op->done.store(true, std::memory_order_seq_cst);
   }
   // Other threads of this process may sleep until one of these operations ends.
-  if (memory_.isOpen()) ring(memory_.rank());
+  if (memory_.isOpen()) wake(memory_.rank());
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
   {
     const std::unique_lock<std::mutex> lock = lockAfterWait(mutex_);
@@ -115,9 +130,9 @@ void PointToPoint::complete(Finished& finished) {
 
 /// Wakes the rank if it sleeps. No wake-up is lost: the sleeper announces itself and then checks
 /// everything once more. The caller has stored (seq_cst) before it checks for sleepers.
-void PointToPoint::ring(int rank) {
+void PointToPoint::wake(int rank) {
   const bool self = rank == memory_.rank();
-  // A peer may have found this rank first. It cannot be rung before this rank has bound it, so it
+  // A peer may have found this rank first. It cannot be woken before this rank has bound it, so it
   // polls until then.
   if (!self && !memory_.isBound(rank)) return;
   Doorbell& bell = memory_.doorbell(rank);
@@ -126,53 +141,61 @@ void PointToPoint::ring(int rank) {
   futexWakeAll(lowHalf(&bell.rings));
 }
 
-void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
-  // After a fault elsewhere the memory that was just read may already have been reused.
-  if (!op->send && memory_.aborted()) memory_.throwAborted({});
-  end(op, finished);
+void PointToPoint::finish(const PointToPointRef& op) {
+  // After a fault elsewhere the memory that was just read may already have been reused. That fault
+  // counts, not this text.
+  if (!op->send && memory_.aborted()) throw Error(ErrorKind::Backend, "the group has failed");
+  end(op);
 }
 
-void PointToPoint::end(const PointToPointRef& op, Finished& finished) {
+void PointToPoint::end(const PointToPointRef& op) {
   op->ended_ = true;
-  finished.emplace_back(op, nullptr);
+  finished_.emplace_back(op, nullptr);
   all_.erase(op->place_);
 }
 
 /// Does what can be done without waiting; false if that was nothing.
-bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
-  ++looks_;
+bool PointToPoint::progress(bool checksFaults) {
+  ++turns_;
   if (!restless()) return false;
-  if (memory_.aborted()) {
-    failAllLocked(finished);
-    return !finished.empty();
+  if (failing()) {
+    failing_ = failing_ || !failed_;
+    return false;
   }
-  bool moved = false;
-  lookAt_ = TimePoint::max();
+  bool moved = false, unmet = false;
+  nextTurn_ = TimePoint::max();
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
       if (anyReceives_ == 0 && mayBeBusy_[rank] == 0) continue;
       const Peer& peer = peers_[rank];
       const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
-      if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
+      if (busy && rank != memory_.rank()) moved = advancePeer(rank) || moved;
       mayBeBusy_[rank] = peer.busy() || peer.unmet() ? 1 : 0;
+      unmet = unmet || peer.unmet();
     }
-    if (lookForFaults && !moved) checkFaults(finished);
-  } catch (const std::exception& error) {
-    if (active()) failWith(error, finished);  // else the next operation raises it
+    if (checksFaults && !moved) checkFaults();
+    unmet_ = unmet;
+  } catch (const std::exception&) {
+    unmet_ = true;
+    if (active()) failWith(std::current_exception());  // else the next operation raises it
   }
-  unmet_ = 0;
-  for (int rank = 0; rank < memory_.size(); ++rank) {
-    if (mayBeBusy_[rank] != 0 && peers_[rank].unmet()) ++unmet_;
-  }
-  return moved || !finished.empty();
+  return moved || !finished_.empty();
 }
 
-bool PointToPoint::advancePeer(int rank, Finished& finished) {
+bool PointToPoint::advancePeer(int rank) {
   Peer& peer = peers_[rank];
-  if (!peer.isMet()) needToMeet(rank);
-  if (peer.place == Place::Elsewhere) return advanceRemote(rank, finished);
+  if (!peer.isMet()) {
+    // Collectives have met it. Or it has died, and what it wrote before counts.
+    const bool met = memory_.isConfirmed(rank) ||
+                     (memory_.isDead(rank) && memory_.isMutual(rank, memory_.nonceOf(rank)));
+    if (met)
+      setPlace(rank, Place::Here);
+    else
+      needPeers();
+  }
+  if (peer.place == Place::Elsewhere) return advanceRemote(rank);
   if (peer.place == Place::NotYet) return false;
-  bool moved = advanceSends(rank, finished);  // even before it is Here: the channel is own memory
+  bool moved = advanceSends(rank);  // even before it is Here: the channel is own memory
   if (peer.place == Place::Here && !peer.in) {
     const std::uint64_t offset =
         memory_.block(rank).link(memory_.rank()).channel.load(std::memory_order_acquire);
@@ -183,11 +206,11 @@ bool PointToPoint::advancePeer(int rank, Finished& finished) {
     peer.in.emplace(*peer.inChannel, peer.cells);
   }
   if (!peer.in) return moved;
-  bool told = takeRecords(rank, finished);
-  told = pull(peer, finished) || told;
-  told = answer(peer) || told;
-  if (told) ring(rank);
-  return moved || told;
+  bool received = takeRecords(rank);
+  received = pull(peer) || received;
+  received = answer(peer) || received;
+  if (received) wake(rank);
+  return moved || received;
 }
 
 bool PointToPoint::hasPending() {

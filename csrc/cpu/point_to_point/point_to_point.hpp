@@ -7,6 +7,14 @@
 // receiving take turns. Threads that wait for a message call it. If none has for a while, a
 // background thread does, so an isend ends without its wait().
 //
+// One lock guards all state, and its holder waits for no other thread, rank or host:
+//   - A fault is noted with fail(). Lock::unlock() then calls failAll(), which records and
+//   publishes
+//     it without the lock. Until that has ended, no message proceeds: see failing().
+//   - Lock::unlock() completes the operations that have ended, because that calls back.
+//   - Pooled threads meet peers and connect with them (connecting.cpp).
+//   - A thread that waits on a connection, or closes it, counts as its user: see withoutLock().
+//
 // How a message goes (see pair_channel.hpp for the ring):
 //   up to kSmallBytes   in one record; the send ends at once
 //   up to kEagerBytes   in eager records of up to 64 KiB; the send ends with the last
@@ -30,7 +38,7 @@
 //              may mean an earlier instance  none is read                  by a collective
 //   Here       on this host, and bound       through shared memory         -
 //   Elsewhere  on another host               over its connection: see      Pairing, if tryConnect()
-//                                            peer_connection.hpp           finds it on this host
+//                                            peer.hpp                      finds it on this host
 //
 // A peer has a connection apart from its place: a collective may connect with a peer that no
 // message has met. It may also connect with one that is Here, if the ranks of this host have agreed
@@ -53,9 +61,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "cpu/point_to_point/pair_ring.hpp"
-#include "cpu/point_to_point/peer_connection.hpp"
-#include "cpu/point_to_point/remote_channel.hpp"
+#include "cpu/point_to_point/peer.hpp"
 #include "cpu/spin_time.hpp"
 #include "group/group_faults.hpp"
 #include "group/rendezvous.hpp"
@@ -72,7 +78,7 @@ constexpr int kAnySource = -1;
 class PointToPointOp {
  public:
   virtual ~PointToPointOp() = default;
-  /// Called outside PointToPoint's lock, on the thread that finished the message.
+  /// Called outside PointToPoint's lock, on the thread that ended the message.
   virtual void complete(std::exception_ptr fault) noexcept = 0;
   /// Prepares an operation that is done for another submit(). No other thread may refer to it.
   void reset();
@@ -92,7 +98,9 @@ class PointToPointOp {
 
  private:
   friend class PointToPoint;
-  std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // in PointToPoint::all_
+  /// The other rank, or kAnySource as long as that is not known.
+  int other() const { return send ? peer : std::max(source, peer); }
+  std::list<PointToPointRef>::iterator place_;  // in PointToPoint::all_
   std::uint64_t number_ = 0;     // of the message among those from its sender to its receiver
   std::size_t moved_ = 0;        // bytes written to the ring, or to the receiver's tensor
   std::size_t unasked_ = 0;      // bytes that are sent before the receiver has answered
@@ -103,8 +111,6 @@ class PointToPointOp {
   TransferRef body_;             // set until it has ended, or its channel is closed
   std::atomic<int> waiters_{0};  // threads that wait for the operation, and so for its body
 };
-
-using PointToPointRef = std::shared_ptr<PointToPointOp>;
 
 class PointToPoint {
  public:
@@ -135,7 +141,7 @@ class PointToPoint {
   PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, Setup setup);
   ~PointToPoint();
 
-  // lending.cpp: connections to ranks of other hosts, for the collective that runs
+  // borrowing.cpp: connections to ranks of other hosts, for the collective that runs
   /// Borrows the connection to the rank; false if there is none yet. One is then made as soon as
   /// the rank borrows it, too. Throws what prevents it.
   bool borrow(int rank);
@@ -165,55 +171,31 @@ class PointToPoint {
   void stop();
 
  private:
-  using Payload = std::unique_ptr<std::uint8_t[]>;
-  /// A message without a matching receive, and the bytes of it that have arrived.
-  struct Unexpected {
-    int source;
-    std::uint64_t number;
-    int tag;
-    DType dtype;
-    bool asks;
-    std::uint64_t bytes;
-    std::uint64_t where;  // in the sender's arena, or 0
-    Payload payload;
-    std::size_t held;  // bytes in `payload`
-  };
   using Place = Rendezvous::Met;
-  struct Peer {
-    std::deque<PointToPointRef> sends;     // in order; the first may have begun
-    std::vector<PointToPointRef> asking;   // sends that await the receiver's answer
-    std::deque<PointToPointRef> answered;  // sends whose rest the receiver wants, in that order
-    std::uint64_t sent = 0;                // messages begun
-    std::deque<PointToPointRef> open;      // matched receives whose rest comes through the ring
-    std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // receives read in place
-    std::deque<std::uint64_t> wanted;     // answers for which there was no room yet
-    std::uint64_t arrived = 0;            // messages that have begun to arrive
-    Unexpected* latest = nullptr;         // the last of them, while it has no receive
-    std::size_t receives = 0;             // unmatched ones that name this peer
-    std::optional<TimePoint> waitsSince;  // when the ring's next message began to wait
-    PairChannel* outChannel = nullptr;    // own channel to the peer
-    PairChannel* inChannel = nullptr;     // the peer's channel to this rank
-    std::optional<PairWriter> out;
-    std::optional<PairReader> in;
-    bool large = false;                  // `out` writes into the large ring
-    bool cramped = false;                // memory for that was refused
-    PairCells cells;                     // of both directions, with a peer on this host
-    std::optional<TimePoint> goneSince;  // since when it has left, if it may come back
-    Place place = Place::NotYet;
-    PeerConnection remote;
-    /// Whether an operation with the peer is pending.
-    bool busy() const {
-      return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
-             !open.empty() || !pulls.empty();
-    }
-    bool isMet() const { return place == Place::Here || place == Place::Elsewhere; }
-    /// Whether there is a channel to it that it cannot find yet: both must mean each other's
-    /// instance first.
-    bool unmet() const { return out.has_value() && !isMet(); }
-    /// Whether a record of the peer is expected: a message, or a credit for a send.
-    bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
-  };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
+
+  /// The lock. unlock() then does what its holder left to do, and must not do itself.
+  class Lock {
+   public:
+    explicit Lock(PointToPoint& of);
+    Lock(PointToPoint& of, std::try_to_lock_t) : inner(of.mutex_, std::try_to_lock), of_(of) {}
+    ~Lock() {
+      if (inner.owns_lock()) unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+    void lock() { inner.lock(); }
+    void unlock();
+    /// Waits for the signal until `until`, or does what is left to do.
+    void wait(std::condition_variable& signal, TimePoint until);
+    bool isSettled() const;  // nothing is left to do
+
+    std::unique_lock<std::mutex> inner;
+    bool fails = true;  // unlock() may fail the group
+
+   private:
+    PointToPoint& of_;
+  };
 
   // progress() writes so many bytes of pieces to a peer, and the first record of each message that
   // it begins. It reads as many bytes. So in an exchange of long messages both ranks send and
@@ -223,44 +205,50 @@ class PointToPoint {
   static std::size_t hashOf(int tag) {  // Knuth's multiplicative hash, its 6 highest bits
     return (static_cast<std::uint32_t>(tag) * 2654435769U) >> 26;
   }
+  // How often a wait on the network checks whether the group has failed or is shut down.
+  static constexpr Milliseconds kSlice{20};
   // progress() reads so many bytes in place in a peer's arena.
   static constexpr std::size_t kPullBytes = std::size_t{1} << 20;
 
   // point_to_point.cpp
-  bool progress(Finished& finished, bool lookForFaults);
-  bool advancePeer(int rank, Finished& finished);
-  void finish(const PointToPointRef& op, Finished& finished);
-  void end(const PointToPointRef& op, Finished& finished);
-  bool showFault(const Finished& finished) const;
-  void complete(Finished& finished);
-  void ring(int rank);
+  bool progress(bool checksFaults);
+  bool advancePeer(int rank);
+  void finish(const PointToPointRef& op);
+  void end(const PointToPointRef& op);
+  void complete(const Finished& finished);
+  void wake(int rank);
   bool active() const { return !all_.empty(); }
   /// Whether a thread must call progress(), because an operation is pending or a peer is unmet().
-  bool restless() const { return active() || unmet_ > 0; }
+  bool restless() const { return active() || unmet_; }
   std::string describe(const PointToPointOp& op) const;
 
   // faults.cpp
-  void checkFaults(Finished& finished);
+  void checkFaults();
   std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
-  bool isGone(int rank, TimePoint now);
-  void fail(ErrorKind kind, const std::string& cause, Finished& finished);
-  void publishFault();
-  void failWith(const std::exception& error, Finished& finished);
-  void failWith(const std::exception_ptr& error, Finished& finished);
-  void failAllLocked(Finished& finished);
-  void noteLost(int rank, const std::string& text, Finished& finished);
+  bool hasLeft(int rank, TimePoint now);
+  /// Whether the group has failed, or is about to.
+  bool failing() const { return failing_ || memory_.aborted(); }
+  void fail(ErrorKind kind, const std::string& cause);
+  void failWith(const std::exception_ptr& fault);
+  /// Throws what a peer cannot have meant, unless it is broken.
+  template <typename... Text>
+  [[noreturn]] void throwBroken(int rank, const Text&... text) const {
+    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), text...,
+                kReportThis);
+  }
+  void noteLost(int rank, const std::string& text);
 
   // waiting.cpp
   std::optional<bool> waitHere(const PointToPointOp& op, TimePoint until);
-  bool sleep(const PointToPointOp* op, Finished& finished, std::chrono::nanoseconds most);
+  bool sleep(const PointToPointOp* op, std::chrono::nanoseconds most);
   void needBackground();
   void warnNoThread(const std::exception& error);
   void wakeBackground();
   void serveInBackground();
 
   // sending.cpp
-  bool advanceSends(int rank, Finished& finished);
-  bool hearAnswers(Peer& peer, Finished& finished);
+  bool advanceSends(int rank);
+  bool readAnswers(Peer& peer);
   bool begin(int rank, PointToPointOp& op);
   bool useLargeRing(int rank);
   std::size_t pieceBytes(const Peer& peer) const;
@@ -270,46 +258,60 @@ class PointToPoint {
   // receiving.cpp
   void post(const PointToPointRef& op);
   PointToPointRef takeReceive(int rank, int tag);
-  bool matchUnexpected(const PointToPointRef& op, Finished& finished);
-  bool takeRecords(int rank, Finished& finished);
+  bool matchUnexpected(const PointToPointRef& op);
+  bool takeRecords(int rank);
   bool waitsForReceive(Peer& peer, const RecordHead& head);
-  void takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
-                   Finished& finished);
-  void takePiece(int rank, const RecordHead& head, const RecordBytes& payload, Finished& finished);
+  void takeMessage(int rank, const RecordHead& head, const RecordBytes& payload);
+  void takePiece(int rank, const RecordHead& head, const RecordBytes& payload);
   void keep(Unexpected& message, const RecordBytes& payload, std::size_t length);
   void accept(PointToPointOp& op, const Unexpected& message) const;
-  void expect(const PointToPointRef& op, const Unexpected& message, Finished& finished);
-  void store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes);
-  bool pull(Peer& peer, Finished& finished);
+  void expect(const PointToPointRef& op, const Unexpected& message);
+  void store(PointToPointOp& op, const RecordBytes& payload);
+  bool pull(Peer& peer);
   bool roomToAnswer(const Peer& peer) const;
   bool answer(Peer& peer);
   void hold(std::ptrdiff_t bytes);
 
   // remote.cpp
-  using Lock = std::unique_lock<std::mutex>;
-  bool advanceRemote(int rank, Finished& finished);
+  bool advanceRemote(int rank);
   void sendRemote(Peer& peer, PointToPointOp& op);
   void receiveBody(PointToPointOp& op);
-  void awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
-  void callHelpers();
-  bool read(int rank, TimePoint until, Lock& lock, Finished& finished);
-  void takeRemote(int rank, Finished& finished);
-  void callReaders();
+  void awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock);
+  bool read(int rank, TimePoint until, Lock& lock);
+  void takeRemote(int rank);
+  void serveNetwork();
+  void serveBodies();
+  template <typename Needed, typename Serve>
+  bool startServing(bool& served, Needed needed, Serve serve);
   std::optional<bool> waitElsewhere(const PointToPointRef& op, TimePoint until);
-  void waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
+  void waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock);
   bool isElsewhere(const PointToPointOp& op);
+  /// Calls `use` without the lock, as a user of the peer's channel.
+  template <typename Use>
+  auto withoutLock(PeerConnection& remote, Lock& lock, Use use) {
+    struct Relock {
+      PeerConnection& remote;
+      Lock& lock;
+      ~Relock() {
+        lock.lock();
+        --remote.users;
+      }
+    };
+    ++remote.users;
+    lock.unlock();
+    const Relock relock{remote, lock};
+    return use();
+  }
 
   // ending.cpp
   void flushRemote(TimePoint until);
-  void leave(Finished& finished);
-  void closeUnused();
+  void leave(Lock& lock);
+  void closeUnused(std::unique_lock<std::mutex>& lock);
 
   // connecting.cpp
-  void needToMeet(int rank);
-  void meetPeers();
+  void needPeers();
+  void findPeers(bool once);
   bool setPlace(int rank, Place place);
-  void needConnections();
-  void connectPeers();
   void connectTo(int rank, const std::string& name);
   void startJob(std::function<void()> job);
 
@@ -326,33 +328,38 @@ class PointToPoint {
   // arrival.
   std::array<std::unique_ptr<std::deque<PointToPointRef>>, kTagHashes> receives_;
   std::array<std::list<Unexpected>, kTagHashes> unexpected_;
-  std::size_t anyReceives_ = 0;          // unmatched, from any source
-  std::size_t held_ = 0;                 // bytes of their payloads
-  bool full_ = false;                    // senders were notified to send less
-  TimePoint lookAt_ = TimePoint::max();  // when to call progress() without a bell
-  std::list<PointToPointRef> all_;       // every operation that is not done, in order
-  std::uint64_t looks_ = 0;              // calls of progress
-  std::ptrdiff_t unmet_ = 0;             // peers that were unmet() at the last call of progress()
+  std::size_t anyReceives_ = 0;            // unmatched, from any source
+  std::size_t held_ = 0;                   // bytes of their payloads
+  bool full_ = false;                      // senders were notified to send less
+  TimePoint nextTurn_ = TimePoint::max();  // when to call progress() though nothing wakes this rank
+  std::list<PointToPointRef> all_;         // every operation that is not done, in order
+  std::uint64_t turns_ = 0;                // calls of progress
+  bool unmet_ = false;                     // at the last call of progress(), a peer was unmet()
+
+  // What Lock::unlock() does.
+  Finished finished_;           // to complete
+  std::vector<int> checked_;    // peers that may have recorded a fault
+  bool failing_ = false;        // failAll() must run
+  bool failed_ = false;         // it has run since the last submit()
+  std::optional<Fault> fault_;  // to record, unless another rank's fault came first
+  bool findsHere_ = false;      // findPeers() must run, and no thread could be started for it
+  std::mutex failMutex_;        // of failAll()
+  bool published_ = false;      // a fault, to ranks that share no memory with this one
+  bool failJob_ = false;        // poll() has left failAll() to a pooled thread
 
   std::atomic<int> waiters_{0};
   std::condition_variable background_;
   std::thread thread_;
   bool threadRuns_ = false;
   bool warned_ = false;        // that no thread could be started
-  bool threadRests_ = false;   // nothing is pending; wake it when something is
+  bool threadIdle_ = false;    // nothing is pending; wake it when something is
   bool threadSleeps_ = false;  // on the doorbell
   bool stopping_ = false;
 
-  // For peers that have not been met.
-  bool meets_ = false;  // a thread tries to meet them
-  TimePoint nextMeet_;  // when a thread may try again
-  int looksInVain_ = 0;
-
-  // For peers on other hosts.
+  bool finds_ = false;  // findPeers() runs
+  TimePoint nextFind_;  // when to try again, if no thread could be started for it
   std::atomic<bool> anyElsewhere_{false};
-  bool published_ = false;  // the fault, to ranks that share no memory with this one
-  bool connects_ = false;   // a thread polls for peers that want to connect
-  int jobs_ = 0;            // pooled threads that run jobs of this object
+  int jobs_ = 0;  // pooled threads that run jobs of this object
   std::condition_variable changed_;
   std::atomic<int> sleepers_{0};  // threads that wait on `changed_`
 };

@@ -18,7 +18,7 @@ constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
 
 }  // namespace
 
-bool PointToPoint::takeRecords(int rank, Finished& finished) {
+bool PointToPoint::takeRecords(int rank) {
   Peer& peer = peers_[rank];
   PairReader& in = *peer.in;
   std::size_t budget = kTurnBytes;
@@ -31,24 +31,21 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
     if (waitsForReceive(peer, head)) break;
     took = true;
     if (!in.sound(head)) {
-      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " wrote a record of ", length, " bytes where there is no room for it",
-                  kReportThis);
+      throwBroken(rank, " wrote a record of ", length, " bytes where there is no room for it");
     }
     switch (head.kind) {
       case RecordHead::kMessage:
-        takeMessage(rank, head, in.payload(*record, head), finished);
+        takeMessage(rank, head, in.payload(*record, head));
         in.advance(head);
         break;
       case RecordHead::kPiece:
-        takePiece(rank, head, in.payload(*record, head), finished);
+        takePiece(rank, head, in.payload(*record, head));
         in.advance(head);
         break;
       case RecordHead::kMove: {
         const std::uint64_t bytes = head.bytes;
         if (bytes != ringBytes_) {
-          throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                      " announces a ring of ", bytes, " bytes", kReportThis);
+          throwBroken(rank, " announces a ring of ", bytes, " bytes");
         }
         std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
         mapNow(data, bytes);
@@ -63,8 +60,7 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
         break;
       }
       default:
-        throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                    " wrote a record of an unknown kind", kReportThis);
+        throwBroken(rank, " wrote a record of an unknown kind");
     }
     budget -= std::min(budget, PairRecord::kLine + length);
   }
@@ -86,40 +82,35 @@ bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
     peer.waitsSince.reset();
     return false;
   }
-  lookAt_ = std::min(lookAt_, *peer.waitsSince + kPatience);  // no peer may ring by then
+  nextTurn_ =
+      std::min(nextTurn_, *peer.waitsSince + kPatience);  // no peer may wake this rank by then
   return true;
 }
 
-void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
-                               Finished& finished) {
+void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload) {
   Peer& peer = peers_[rank];
   const std::size_t length = head.length;
-  Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks != 0,
-                     head.bytes, head.where,     Payload(), 0};
-  const bool small = message.bytes <= length;
+  Unexpected message{rank, peer.arrived++, head};
+  const bool small = head.bytes <= length;
   const bool odd = peer.place == Place::Elsewhere && length != (head.asks ? 0 : head.bytes);
-  if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank), " sends ", length,
-                " bytes of a message of ", message.bytes, kReportThis);
+  if (length > head.bytes || (!small && !head.asks && head.bytes > kEagerBytes) || odd) {
+    throwBroken(rank, " sends ", length, " bytes of a message of ", head.bytes);
   }
   peer.latest = nullptr;
-  PointToPointRef op = takeReceive(rank, message.tag);
+  PointToPointRef op = takeReceive(rank, head.tag);
   if (op == nullptr) {
-    auto& waiting = unexpected_[hashOf(message.tag)];
+    auto& waiting = unexpected_[hashOf(head.tag)];
     waiting.push_back(std::move(message));
     peer.latest = &waiting.back();
     if (length > 0) keep(waiting.back(), payload, length);
     return;
   }
   accept(*op, message);
-  for (const auto& [from, bytes] : payload) {
-    if (bytes > 0) store(*op, from, bytes);
-  }
-  expect(op, message, finished);
+  store(*op, payload);
+  expect(op, message);
 }
 
-void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload,
-                             Finished& finished) {
+void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload) {
   Peer& peer = peers_[rank];
   const std::uint64_t number = head.where;
   const auto open =
@@ -127,21 +118,17 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
   if (open != peer.open.end()) {
     const PointToPointRef op = *open;
     if (head.length > op->unasked_ - op->moved_) {
-      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " sends more than all of ", describe(*op), kReportThis);
+      throwBroken(rank, " sends more than all of ", describe(*op));
     }
-    for (const auto& [from, bytes] : payload) {
-      if (bytes > 0) store(*op, from, bytes);
-    }
+    store(*op, payload);
     if (op->moved_ < op->unasked_) return;
     peer.open.erase(open);
-    finish(op, finished);
+    finish(op);
     return;
   }
   // The sender writes such pieces before it begins another message.
   if (peer.latest == nullptr || peer.latest->number != number) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                " sends a piece of message ", number, ", which is not under way", kReportThis);
+    throwBroken(rank, " sends a piece of message ", number, ", which is not under way");
   }
   keep(*peer.latest, payload, head.length);
 }
@@ -167,10 +154,10 @@ void PointToPoint::post(const PointToPointRef& op) {
   ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
 }
 
-bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
+bool PointToPoint::matchUnexpected(const PointToPointRef& op) {
   auto& waiting = unexpected_[hashOf(op->tag)];
   const auto match = std::ranges::find_if(waiting, [&](const Unexpected& message) {
-    return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
+    return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.head.tag;
   });
   if (match == waiting.end()) return false;
   Unexpected*& latest = peers_[match->source].latest;
@@ -180,12 +167,12 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
   hold(-static_cast<std::ptrdiff_t>(message.held));
   try {
     accept(*op, message);
-    if (message.held > 0) store(*op, message.payload.get(), message.held);
-    expect(op, message, finished);
+    store(*op, {{{message.payload.get(), message.held}}});
+    expect(op, message);
   } catch (const ConnectionLost& error) {
-    noteLost(op->source, error.what(), finished);
+    noteLost(op->source, error.what());
   } catch (const Error& error) {
-    fail(error.kind(), error.what(), finished);
+    fail(error.kind(), error.what());
   }
   return true;
 }
@@ -194,11 +181,10 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
 void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
   // Eager bytes are bounded, except that a message in one record always arrives whole.
   const std::size_t room = std::min<std::uint64_t>(
-      message.bytes, std::max(std::min(kEagerBytes, ringBytes_ / 2), length));
+      message.head.bytes, std::max(std::min(kEagerBytes, ringBytes_ / 2), length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(message.source),
-                " sent more bytes of a message than this rank requested", kReportThis);
+    throwBroken(message.source, " sent more bytes of a message than this rank requested");
   }
   for (const auto& [from, bytes] : payload) {
     if (bytes == 0) continue;
@@ -226,22 +212,21 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
 void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
-  op.unasked_ = message.bytes;
+  op.unasked_ = message.head.bytes;
   trace::start(op.trace);
-  if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
+  const DType dtype = message.head.dtype;
+  if (message.head.bytes == op.message.bytes() && dtype == op.dtype) return;
   throw Error(ErrorKind::Backend, "Detected mismatch: rank ", memory_.rank(), " runs ",
-              describe(op), ", ", memory_.memberName(message.source), " sends ",
-              dtypeName(message.dtype), "[", message.bytes / elementSize(message.dtype),
-              "] with tag ", message.tag,
+              describe(op), ", ", memory_.memberName(message.source), " sends ", dtypeName(dtype),
+              "[", message.head.bytes / elementSize(dtype), "] with tag ", message.head.tag,
               ". Give both ends the same dtype and number of elements.");
 }
 
 /// The receive has all that has arrived of its message. Ends the receive, or arranges for the rest.
-void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
-                          Finished& finished) {
+void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message) {
   const auto total = op->message.bytes();
   if (op->moved_ == total) {
-    finish(op, finished);
+    finish(op);
     return;
   }
   Peer& peer = peers_[message.source];
@@ -250,37 +235,40 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
     receiveBody(*op);
     return;
   }
-  if (message.where != 0) {
-    peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.where, total));
+  if (message.head.where != 0) {
+    peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.head.where, total));
     return;
   }
   peer.open.push_back(op);
-  if (message.asks) peer.wanted.push_back(message.number);
+  if (message.head.asks) peer.wanted.push_back(message.number);
 }
 
-void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes) {
-  op.message.write(op.moved_, bytes, from, op.message.bytes() >= setup_.streamingBytes);
-  op.moved_ += bytes;
+/// Writes the next bytes of the message to the receiver's memory.
+void PointToPoint::store(PointToPointOp& op, const RecordBytes& payload) {
+  for (const auto& [from, bytes] : payload) {
+    if (bytes == 0) continue;
+    op.message.write(op.moved_, bytes, from, op.message.bytes() >= setup_.streamingBytes);
+    op.moved_ += bytes;
+  }
 }
 
 /// Reads messages in place, in the sender's arena.
-bool PointToPoint::pull(Peer& peer, Finished& finished) {
+bool PointToPoint::pull(Peer& peer) {
   std::size_t budget = kPullBytes;
   bool moved = false;
   while (!peer.pulls.empty() && budget > 0) {
     const auto [op, from] = peer.pulls.front();
     const std::size_t take = std::min(budget, op->message.bytes() - op->moved_);
-    store(*op, from + op->moved_, take);
+    store(*op, {{{from + op->moved_, take}}});
     budget -= take;
     moved = moved || take > 0;
     if (op->moved_ < op->message.bytes()) break;
     // The receive ends with its answer, so no answer is left when no operation is pending.
     if (!peer.wanted.empty()) answer(peer);
     if (!peer.wanted.empty() || !roomToAnswer(peer)) break;
-    const PointToPointRef done = op;
     peer.pulls.pop_front();
-    peer.wanted.push_back(done->number_);
-    finish(done, finished);  // throws after a fault: then nothing is answered
+    peer.wanted.push_back(op->number_);
+    finish(op);  // throws after a fault: then nothing is answered
     answer(peer);
     moved = true;
   }
@@ -290,7 +278,7 @@ bool PointToPoint::pull(Peer& peer, Finished& finished) {
 bool PointToPoint::roomToAnswer(const Peer& peer) const {
   // Acquire: the sender has read the answer whose place is reused.
   return peer.inChannel->answered.load(std::memory_order_relaxed) -
-             peer.inChannel->heard.load(std::memory_order_acquire) <
+             peer.inChannel->answersRead.load(std::memory_order_acquire) <
          PairChannel::kAnswers;
 }
 

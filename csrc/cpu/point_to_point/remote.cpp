@@ -14,14 +14,11 @@
 namespace fastcoll {
 namespace {
 
-// How often a wait on the network checks whether the group has failed or is shut down.
-constexpr Milliseconds kSlice{20};
-
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
-  if (start == nullptr)
-    throw Error(ErrorKind::Backend,
-                "internal error: expected a contiguous message. Please report this.");
+  if (start == nullptr) {
+    throw Error(ErrorKind::Backend, "internal error: expected a contiguous message", kReportThis);
+  }
   return start;
 }
 
@@ -29,15 +26,15 @@ std::uint8_t* inOnePiece(const Message& message) {
 
 // --- sending -----------------------------------------------------------------------------------
 
-bool PointToPoint::advanceRemote(int rank, Finished& finished) {
+bool PointToPoint::advanceRemote(int rank) {
   Peer& peer = peers_[rank];
   PeerConnection& remote = peer.remote;
   if (remote.isLost()) {
-    noteLost(rank, remote.cause, finished);
+    noteLost(rank, remote.cause);
     return false;
   }
   if (!remote.isConnected()) {
-    needConnections();
+    needPeers();
     return false;
   }
   bool moved = false;
@@ -47,10 +44,10 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
       sendRemote(peer, *op);
       moved = true;
       peer.sends.pop_front();
-      if (!op->bodyUnderWay_) end(op, finished);
+      if (!op->bodyUnderWay_) end(op);
     }
   } catch (const ConnectionLost& error) {
-    noteLost(rank, error.what(), finished);
+    noteLost(rank, error.what());
   }
   return moved;
 }
@@ -83,155 +80,132 @@ void PointToPoint::receiveBody(PointToPointOp& op) {
 }
 
 /// Waits for the message's body without the lock, and ends the operation with it.
-void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock,
-                             Finished& finished) {
-  const int rank = op->send ? op->peer : op->source;
+void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock) {
+  const int rank = op->other();
   PeerConnection& remote = peers_[rank].remote;
   op->bodyAwaited_ = true;
-  ++remote.users;
-  lock.unlock();
   bool ended = false;
-  std::string lost;
   try {
-    ended = op->body_->wait(until);
+    ended = withoutLock(remote, lock, [&] { return op->body_->wait(until); });
   } catch (const ConnectionLost& error) {
-    lost = error.what();
-  }
-  lock.lock();
-  if (!lost.empty()) {
     // If the peer's close notice has arrived before, the peer has left and is not lost.
-    while (remote.mayRead() && !memory_.aborted() && !stopping_) {
-      if (!read(rank, Clock::now(), lock, finished)) break;
+    while (remote.mayRead() && !failing() && !stopping_) {
+      if (!read(rank, Clock::now(), lock)) break;
     }
-    noteLost(rank, lost, finished);
+    noteLost(rank, error.what());
   }
   op->bodyAwaited_ = false;
-  --remote.users;
-  if (ended && !memory_.aborted()) {
+  if (ended && !failing()) {
     op->body_.reset();
     op->bodyUnderWay_ = false;
-    end(op, finished);
+    end(op);
   }
-  leave(finished);
-}
-
-/// Starts pooled threads that wait for the bodies of operations without a waiter.
-void PointToPoint::callHelpers() {
-  if (!anyElsewhere_) return;
-  const auto unattended = [this](const PointToPointOp& op) {
-    if (!op.body_ || op.bodyAwaited_ || op.waiters_ > 0 || stopping_ || memory_.aborted()) {
-      return false;
-    }
-    return !peers_[op.send ? op.peer : op.source].remote.isLost();
-  };
-  for (const PointToPointRef& op : all_) {
-    if (!unattended(*op)) continue;
-    try {
-      startJob([this, op, unattended] {
-        Lock lock(mutex_);
-        op->bodyAwaited_ = false;
-        while (unattended(*op)) {
-          Finished finished;
-          awaitBody(op, Clock::now() + kSlice, lock, finished);
-          if (finished.empty()) continue;
-          lock.unlock();
-          complete(finished);
-          lock.lock();
-        }
-      });
-    } catch (const std::exception&) {  // no thread: retry at the next look
-      return;
-    }
-    op->bodyAwaited_ = true;
-  }
+  leave(lock);
 }
 
 // --- receiving ---------------------------------------------------------------------------------
 
 /// Waits for the peer's next record without the lock, and takes what has arrived. False if none
 /// has.
-bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
+bool PointToPoint::read(int rank, TimePoint until, Lock& lock) {
   PeerConnection& remote = peers_[rank].remote;
   RemoteChannel& channel = *remote.channel;
   remote.reading = true;
-  ++remote.users;
-  lock.unlock();
   bool came = false;
-  std::string lost;
   try {
-    came = channel.wait(until);
-  } catch (const ConnectionLost& error) {
-    lost = error.what();
-  }
-  lock.lock();
-  remote.reading = false;
-  if (!lost.empty()) noteLost(rank, lost, finished);
-  if (came && !memory_.aborted()) {
-    try {
-      takeRemote(rank, finished);
-      progress(finished, false);  // credits from the peer make room
-    } catch (const ConnectionLost& error) {
-      noteLost(rank, error.what(), finished);
-    } catch (const std::exception& error) {
-      failWith(error, finished);
+    came = withoutLock(remote, lock, [&] { return channel.wait(until); });
+    if (came) {
+      const auto sends = channel.takeSends(false);
+      if (!sends.empty()) {
+        withoutLock(remote, lock, [&] { RemoteChannel::awaitReceived(sends); });
+      }
     }
+    if (came && !failing()) {
+      takeRemote(rank);
+      progress(false);  // credits from the peer make room
+    }
+  } catch (const ConnectionLost& error) {
+    noteLost(rank, error.what());
+  } catch (const std::exception&) {
+    failWith(std::current_exception());
   }
-  --remote.users;
-  leave(finished);
+  remote.reading = false;
+  leave(lock);
   return came;
 }
 
-void PointToPoint::takeRemote(int rank, Finished& finished) {
+void PointToPoint::takeRemote(int rank) {
   RemoteChannel& channel = *peers_[rank].remote.channel;
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
-    throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                " sends a record of ", head.length, " bytes", kReportThis);
+    throwBroken(rank, " sends a record of ", head.length, " bytes");
   }
   const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
   switch (head.kind) {
     case RecordHead::kMessage:
-      takeMessage(rank, head, payload, finished);
+      takeMessage(rank, head, payload);
       break;
-    case RecordHead::kTaken:
-    case RecordHead::kGoodbye:
+    case RecordHead::kCredit:
+    case RecordHead::kClose:
       break;
     default:
-      throw Error(ErrorKind::Backend, "internal error: ", memory_.memberName(rank),
-                  " sends a record of an unknown kind", kReportThis);
+      throwBroken(rank, " sends a record of an unknown kind");
   }
   channel.advance();
 }
 
+// --- threads -----------------------------------------------------------------------------------
+
+/// If it is `needed`, starts a pooled thread that calls `serve` as long as it is. `served`: a
+/// thread does, or is about to. False if no thread could be started: retry at the next turn.
+template <typename Needed, typename Serve>
+bool PointToPoint::startServing(bool& served, Needed needed, Serve serve) {
+  if (!needed()) return true;
+  try {
+    startJob([this, &served, needed, serve] {
+      Lock lock(*this);
+      for (served = false; needed();) {
+        serve(lock);
+        if (lock.isSettled()) continue;
+        lock.unlock();
+        lock.lock();
+      }
+    });
+  } catch (const std::exception&) {
+    return false;
+  }
+  served = true;
+  return true;
+}
+
 /// Starts pooled threads that read from peers of which a record is expected and that no thread
-/// reads.
-void PointToPoint::callReaders() {
-  if (!anyElsewhere_ || stopping_ || memory_.aborted()) return;
+/// reads. Also calls serveBodies().
+void PointToPoint::serveNetwork() {
+  if (!anyElsewhere_) return;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     Peer& peer = peers_[rank];
-    const auto wanted = [this, &peer] {
-      return peer.place == Place::Elsewhere && peer.remote.mayRead() && !stopping_ &&
-             !memory_.aborted() && peer.expects(anyReceives_ > 0);
+    const auto reads = [this, &peer] {
+      return peer.place == Place::Elsewhere && peer.remote.mayRead() && !stopping_ && !failing() &&
+             peer.expects(anyReceives_ > 0);
     };
-    if (!wanted()) continue;
-    try {
-      startJob([this, rank, &peer, wanted] {
-        Lock lock(mutex_);
-        peer.remote.reading = false;
-        while (wanted()) {
-          Finished finished;
-          read(rank, Clock::now() + kSlice, lock, finished);
-          callHelpers();
-          if (finished.empty()) continue;
-          lock.unlock();
-          complete(finished);
-          lock.lock();
-        }
-      });
-    } catch (const std::exception&) {  // no thread: retry at the next look
-      return;
-    }
-    peer.remote.reading = true;  // by the thread that starts
+    const auto serve = [this, rank](Lock& lock) {
+      read(rank, Clock::now() + kSlice, lock);
+      serveBodies();
+    };
+    if (!startServing(peer.remote.reading, reads, serve)) return;
+  }
+  serveBodies();
+}
+
+/// Starts pooled threads that wait for the bodies of operations without a waiter.
+void PointToPoint::serveBodies() {
+  for (const PointToPointRef& op : all_) {
+    const auto waits = [this, op] {
+      return op->body_ && !op->bodyAwaited_ && op->waiters_ == 0 && !stopping_ && !failing() &&
+             !peers_[op->other()].remote.isLost();
+    };
+    const auto serve = [this, op](Lock& lock) { awaitBody(op, Clock::now() + kSlice, lock); };
+    if (!startServing(op->bodyAwaited_, waits, serve)) return;
   }
 }
 
@@ -241,7 +215,7 @@ void PointToPoint::callReaders() {
 bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   if (!memory_.isOpen()) return true;
   if (!anyElsewhere_ || op.peer == kAnySource) return false;
-  const Lock lock = lockAfterWait(mutex_);
+  const Lock lock(*this);
   return peers_[op.peer].place == Place::Elsewhere;
 }
 
@@ -250,47 +224,36 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
   // Not counted in waiters_, which serve the peers of this host themselves.
   const ScopedCount<int> sleeps(sleepers_);
   const ScopedCount<int> waits(op->waiters_);
-  TimePoint looked = Clock::now();
-  Lock lock(mutex_);
+  TimePoint checked = Clock::now();
+  Lock lock(*this);
   while (!op->done.load(std::memory_order_acquire)) {
     const bool here = op->peer == kAnySource || peers_[op->peer].place != Place::Elsewhere;
     if (memory_.isOpen() && here) return std::nullopt;  // met meanwhile; it rings the doorbell
     const auto now = Clock::now();
     if (now >= until) return false;
-    const bool look = now - looked >= kSlice;
-    if (look) looked = now;
-    Finished finished;
-    const bool moved = progress(finished, look);
-    if (finished.empty() && !moved) {
-      waitOnNetwork(op, std::min<TimePoint>(until, now + kSlice), lock, finished);
-    }
+    const bool check = now - checked >= kSlice;
+    if (check) checked = now;
+    if (!progress(check)) waitOnNetwork(op, std::min<TimePoint>(until, now + kSlice), lock);
     lock.unlock();
-    complete(finished);
-    if (look) checkInterrupt();
+    if (check) checkInterrupt();
     lock.lock();
   }
   return true;
 }
 
 /// Waits for what the operation needs: a record of the peer, its body, or another thread.
-void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock,
-                                 Finished& finished) {
-  const int rank = op->send ? op->peer : std::max(op->source, op->peer);
-  Peer* const peer = rank == kAnySource ? nullptr : &peers_[rank];
-  if (peer != nullptr && peer->place == Place::Elsewhere && peer->remote.isConnected() &&
-      !op->ended_ && !stopping_ && !memory_.aborted()) {
-    if (!op->body_) {
-      if (peer->remote.mayRead()) {
-        read(rank, until, lock, finished);
-        return;
-      }
-    } else if (!op->bodyAwaited_) {
-      callReaders();  // for other records that are expected
-      return awaitBody(op, until, lock, finished);
-    }
+void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock) {
+  const int rank = op->other();
+  const bool connected = rank != kAnySource && peers_[rank].place == Place::Elsewhere &&
+                         peers_[rank].remote.isConnected() && !op->ended_ && !stopping_ &&
+                         !failing();
+  if (connected && !op->body_ && peers_[rank].remote.mayRead()) {
+    read(rank, until, lock);
+    return;
   }
-  callReaders();
-  changed_.wait_until(lock, std::min<TimePoint>(until, lookAt_));
+  serveNetwork();  // for other records that are expected
+  if (connected && op->body_ && !op->bodyAwaited_) return awaitBody(op, until, lock);
+  lock.wait(changed_, std::min<TimePoint>(until, nextTurn_));
 }
 
 }  // namespace fastcoll

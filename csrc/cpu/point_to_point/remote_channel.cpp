@@ -38,9 +38,8 @@ RemoteChannel::RemoteChannel(std::unique_ptr<Connection> connection)
   }
 }
 
-RemoteChannel::~RemoteChannel() {
-  for (Slot& slot : out_) slot.transfer.reset();
-  for (Slot& slot : words_) slot.transfer.reset();
+void RemoteChannel::close() {
+  takeSends(true);
   for (Slot& slot : in_) slot.transfer.reset();
   connection_.reset();
 }
@@ -52,61 +51,74 @@ void RemoteChannel::post(Slot& slot) {
   try {
     slot.transfer = connection_->receive(slot.data.get(), sizeof(Head) + kPayloadBytes, kRecords);
   } catch (const ConnectionLost& error) {
-    gone_ = error.what();
+    lost_ = error.what();
   }
 }
 
-/// Prepares the slot for a record. The peer has received what was last sent from the slot. So the
-/// network has completed that send, or is about to.
-void RemoteChannel::clear(Slot& slot, std::size_t room) const {
-  if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now() + kNotice)) {
-    throw ConnectionLost(ErrorKind::Backend,
-                         "the network has not completed a send that the peer has received");
+/// Sends a record from a slot that no send uses.
+void RemoteChannel::put(Slot& slot, const RecordHead& head, const Message& message,
+                        std::size_t offset) {
+  const bool record = head.kind == RecordHead::kMessage;
+  if (slot.data == nullptr) {
+    slot.data.reset(new std::uint8_t[sizeof(Head) + (record ? kPayloadBytes : 0)]);
   }
-  slot.transfer.reset();
-  if (slot.data == nullptr) slot.data.reset(new std::uint8_t[sizeof(Head) + room]);
-}
-
-/// Sends `head`, and the `head.length` bytes after its place in the slot.
-void RemoteChannel::put(Slot& slot, const RecordHead& head) {
   const Head wire{head, taken_, full_};
   std::memcpy(slot.data.get(), &wire, sizeof wire);
+  if (head.length > 0) message.read(offset, head.length, slot.data.get() + sizeof wire);
   slot.transfer = connection_->send(slot.data.get(), sizeof wire + head.length, kRecords);
-  told_ = taken_;
+  returned_ = taken_;
 }
 
 void RemoteChannel::write(const RecordHead& head, const Message& message, std::size_t offset) {
-  Slot& slot = out_[written_ % kSlots];
-  clear(slot, kPayloadBytes);
-  message.read(offset, head.length, slot.data.get() + sizeof(Head));
-  put(slot, head);
+  put(out_[written_ % kSlots], head, message, offset);
   ++written_;
 }
 
-void RemoteChannel::say(RecordHead::Kind word) {
-  Slot& slot = words_[wordsSaid_++ % kFreeSlots];
-  clear(slot, 0);
+RecordHead RemoteChannel::controlHead(RecordHead::Kind kind) {
   RecordHead head{};
-  head.kind = word;
-  put(slot, head);
+  head.kind = kind;
+  return head;
 }
 
-void RemoteChannel::sayGoodbye() {
-  say(RecordHead::kGoodbye);
+/// How many of this rank's records the peer has taken, by its record.
+std::uint64_t RemoteChannel::acknowledgedBy(const Head& wire) const {
+  return wire.taken <= written_ ? std::max(wire.taken, acknowledged_) : acknowledged_;
 }
 
-bool RemoteChannel::sent() {
-  const auto ended = [](Slot& slot) {
-    if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now())) return false;
-    slot.transfer.reset();
-    return true;
+std::vector<TransferRef> RemoteChannel::takeSends(bool all) {
+  std::vector<TransferRef> sends;
+  const auto take = [&sends](Slot& slot) {
+    if (slot.transfer != nullptr) sends.push_back(std::move(slot.transfer));
   };
-  return std::ranges::all_of(out_, ended) && std::ranges::all_of(words_, ended);
+  if (all) {
+    for (Slot& slot : out_) take(slot);
+    for (Slot& slot : credits_) take(slot);
+    take(close_);
+    return sends;
+  }
+  Head wire;
+  std::memcpy(&wire, in_[read_ % kReceives].data.get(), sizeof wire);
+  for (auto n = acknowledged_; n < acknowledgedBy(wire); ++n) take(out_[n % kSlots]);
+  // The slot of the next credit return. kFreeSlots - 1 others came after its last one, each after
+  // kReturnAfter more of the peer's records. The peer has received the last one, because without it
+  // the peer would have had no credit for so many records.
+  static_assert((kFreeSlots - 1) * kReturnAfter >= kSlots);
+  take(credits_[creditsSent_ % kFreeSlots]);
+  return sends;
+}
+
+void RemoteChannel::awaitReceived(const std::vector<TransferRef>& sends) {
+  // The network has completed them, or is about to.
+  for (const TransferRef& send : sends) {
+    if (send->wait(Clock::now() + kNotice)) continue;
+    throw ConnectionLost(ErrorKind::Backend,
+                         "the network has not completed a send that the peer has received");
+  }
 }
 
 bool RemoteChannel::wait(TimePoint until) {
   Slot& slot = in_[read_ % kReceives];
-  if (slot.transfer == nullptr) throw ConnectionLost(ErrorKind::Backend, gone_);
+  if (slot.transfer == nullptr) throw ConnectionLost(ErrorKind::Backend, lost_);
   return slot.transfer->wait(until);
 }
 
@@ -125,17 +137,16 @@ void RemoteChannel::advance() {
   Slot& slot = in_[read_++ % kReceives];
   Head wire;
   std::memcpy(&wire, slot.data.get(), sizeof wire);
-  if (wire.taken > heard_ && wire.taken <= written_) heard_ = wire.taken;
+  acknowledged_ = acknowledgedBy(wire);
   peerIsFull_ = wire.full != 0;
-  goodbye_ = goodbye_ || wire.record.kind == RecordHead::kGoodbye;
-  const bool word = wire.record.kind == RecordHead::kTaken || goodbye_;
-  if (!word) ++taken_;
+  peerClosed_ = peerClosed_ || wire.record.kind == RecordHead::kClose;
+  if (wire.record.kind == RecordHead::kMessage) ++taken_;
   post(slot);
-  if (goodbye_ || taken_ - told_ < kTellAfter) return;
+  if (peerClosed_ || taken_ - returned_ < kReturnAfter) return;
   try {
-    say(RecordHead::kTaken);
+    put(credits_[creditsSent_++ % kFreeSlots], controlHead(RecordHead::kCredit));
   } catch (const ConnectionLost& error) {  // earlier records count
-    gone_ = error.what();
+    lost_ = error.what();
   }
 }
 

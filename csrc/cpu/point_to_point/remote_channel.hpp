@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cpu/point_to_point/pair_channel.hpp"
 #include "network/connection.hpp"
@@ -30,12 +31,12 @@ class RemoteChannel {
   static constexpr std::uint64_t kSlots = 8;
 
   explicit RemoteChannel(std::unique_ptr<Connection> connection);
-  ~RemoteChannel();
+  ~RemoteChannel() { close(); }
 
-  // The caller's lock guards everything but wait(). All may throw ConnectionLost.
+  // The caller's lock guards everything but the two waits. All may throw ConnectionLost.
 
   /// Whether a record may be written now.
-  bool fits() const { return written_ - heard_ < kSlots; }
+  bool fits() const { return written_ - acknowledged_ < kSlots; }
   /// Sends a record of `head` and `head.length` bytes of the message from `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset);
   /// Whether the peer wants no more eager data. setFull(): what the next record reports to it of
@@ -43,22 +44,26 @@ class RemoteChannel {
   bool peerIsFull() const { return peerIsFull_; }
   void setFull(bool full) { full_ = full; }
   /// Sends the close notice, the last record.
-  void sayGoodbye();
-  /// Whether the network has taken all records.
-  bool sent();
+  void sendClose() { put(close_, controlHead(RecordHead::kClose)); }
 
   /// Waits until the next record has arrived; false when `until` passed first. Call from one thread
   /// at a time, without the lock; no other thread reads meanwhile.
   bool wait(TimePoint until);
+  /// The sends of which that record shows that the peer has received them; or `all`. Without the
+  /// lock, wait for them with awaitReceived(): their slots are used again after advance().
+  std::vector<TransferRef> takeSends(bool all);
+  static void awaitReceived(const std::vector<TransferRef>& sends);
   /// The record that wait() has found.
   RecordHead head() const;
   const std::uint8_t* payload() const;
   /// Takes the record.
   void advance();
-  bool heardGoodbye() const { return goodbye_; }
+  bool peerClosed() const { return peerClosed_; }
 
   /// For transfers beside the records.
   Connection& connection() { return *connection_; }
+  /// Ends all transfers. Only peerClosed() may be called afterwards.
+  void close();
   /// The tag of the body of the message of this number.
   static int bodyTag(std::uint64_t number);
   /// The tag of a message of a collective, which goes to a receive of its length.
@@ -66,7 +71,7 @@ class RemoteChannel {
 
  private:
   // A rank that sends no record returns credits after it has taken this many.
-  static constexpr std::uint64_t kTellAfter = kSlots / 2;
+  static constexpr std::uint64_t kReturnAfter = kSlots / 2;
   // Receives for what needs no credit: credit returns and a close notice.
   static constexpr std::uint64_t kFreeSlots = 4;
   static constexpr std::uint64_t kReceives = kSlots + kFreeSlots;
@@ -78,24 +83,25 @@ class RemoteChannel {
   };
 
   void post(Slot& slot);
-  void clear(Slot& slot, std::size_t room) const;
-  void put(Slot& slot, const RecordHead& head);
-  void say(RecordHead::Kind word);
+  void put(Slot& slot, const RecordHead& head, const Message& message = {}, std::size_t offset = 0);
+  static RecordHead controlHead(RecordHead::Kind kind);
+  std::uint64_t acknowledgedBy(const Head& wire) const;
 
   std::unique_ptr<Connection> connection_;
   std::array<Slot, kSlots> out_;
-  std::array<Slot, kFreeSlots> words_;
+  std::array<Slot, kFreeSlots> credits_;
+  Slot close_;
   std::array<Slot, kReceives> in_;
-  std::uint64_t written_ = 0;  // records that need credit
-  std::uint64_t heard_ = 0;    // of them, taken by the peer
-  std::uint64_t wordsSaid_ = 0;
-  std::uint64_t read_ = 0;   // the peer's records, of either kind
-  std::uint64_t taken_ = 0;  // of them, those that need credit
-  std::uint64_t told_ = 0;   // of them, returned to the peer as credits
-  bool goodbye_ = false;
+  std::uint64_t written_ = 0;       // records that need credit
+  std::uint64_t acknowledged_ = 0;  // of them, taken by the peer
+  std::uint64_t creditsSent_ = 0;   // records that only return credits
+  std::uint64_t read_ = 0;          // the peer's records, of any kind
+  std::uint64_t taken_ = 0;         // of them, those that need credit
+  std::uint64_t returned_ = 0;      // of them, returned to the peer as credits
+  bool peerClosed_ = false;
   bool full_ = false;
   bool peerIsFull_ = false;
-  std::string gone_;  // why a receive could not be posted
+  std::string lost_;  // why a receive could not be posted
 };
 
 }  // namespace fastcoll

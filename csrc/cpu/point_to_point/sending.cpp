@@ -8,7 +8,7 @@
 
 namespace fastcoll {
 
-bool PointToPoint::advanceSends(int rank, Finished& finished) {
+bool PointToPoint::advanceSends(int rank) {
   Peer& peer = peers_[rank];
   if (!peer.out) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
@@ -18,48 +18,45 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
     peer.out.emplace(*peer.outChannel, peer.cells);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
   }
-  bool moved = hearAnswers(peer, finished);
-  bool wrote = false;
+  const bool moved = readAnswers(peer);
+  bool begun = false;
   std::size_t budget = kTurnBytes;
   while (!peer.sends.empty() && budget > 0) {
     const PointToPointRef op = peer.sends.front();
-    const bool begins = !op->begun_;
-    if (begins && !begin(rank, *op)) break;
-    const std::size_t before = op->moved_;
-    const bool whole = writePieces(peer, *op, op->unasked_, budget);
-    wrote = wrote || begins || op->moved_ != before;
-    if (!whole) break;
+    if (!op->begun_) {
+      if (!begin(rank, *op)) break;
+      begun = true;
+    }
+    if (!writePieces(peer, *op, op->unasked_, budget)) break;
     peer.sends.pop_front();
     if (op->moved_ == op->message.bytes()) {
-      finish(op, finished);
+      finish(op);
     } else {
       peer.asking.push_back(op);
     }
   }
   while (!peer.answered.empty() && budget > 0) {
     const PointToPointRef op = peer.answered.front();
-    const std::size_t before = op->moved_;
-    const bool whole = writePieces(peer, *op, op->message.bytes(), budget);
-    wrote = wrote || op->moved_ != before;
-    if (!whole) break;
+    if (!writePieces(peer, *op, op->message.bytes(), budget)) break;
     peer.answered.pop_front();
-    finish(op, finished);
+    finish(op);
   }
-  if (wrote) ring(rank);
+  const bool wrote = begun || budget < kTurnBytes;
+  if (wrote) wake(rank);
   return moved || wrote;
 }
 
-bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
+bool PointToPoint::readAnswers(Peer& peer) {
   PointToPointOp* const begun =
       !peer.sends.empty() && peer.sends.front()->begun_ ? peer.sends.front().get() : nullptr;
   if (peer.asking.empty() && begun == nullptr) return false;
   PairChannel& channel = *peer.outChannel;
   const std::uint64_t answered = channel.answered.load(std::memory_order_acquire);
-  std::uint64_t heard = channel.heard.load(std::memory_order_relaxed);
-  if (heard == answered) return false;
-  for (; heard != answered; ++heard) {
+  std::uint64_t read = channel.answersRead.load(std::memory_order_relaxed);
+  if (read == answered) return false;
+  for (; read != answered; ++read) {
     const std::uint64_t number =
-        channel.answers[heard % PairChannel::kAnswers].load(std::memory_order_relaxed);
+        channel.answers[read % PairChannel::kAnswers].load(std::memory_order_relaxed);
     if (begun != nullptr && begun->number_ == number) {
       // The receiver answered before the eager part was written, so all of the message may go.
       begun->unasked_ = begun->message.bytes();
@@ -74,12 +71,12 @@ bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
     const PointToPointRef op = *found;
     peer.asking.erase(found);
     if (inArena(op->message) != 0) {
-      finish(op, finished);
+      finish(op);
     } else {
       peer.answered.push_back(op);
     }
   }
-  channel.heard.store(heard, std::memory_order_release);
+  channel.answersRead.store(read, std::memory_order_release);
   return true;
 }
 
@@ -135,7 +132,7 @@ bool PointToPoint::useLargeRing(int rank) {
       mapNow(memory_.arena().base() + offset, bytes);
       return offset;
     } catch (const Error& error) {
-      if (!std::exchange(peer.cramped, true)) {
+      if (!std::exchange(peer.refused, true)) {
         log(LogLevel::Warn, "messages to rank ", rank, " are slow: ", error.what());
       }
       return 0;

@@ -42,17 +42,12 @@ bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
 std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint until) {
   const ScopedCount<int> counted(waiters_);
   const auto spin = std::chrono::microseconds(setup_.spin.micros());
-  int idle = 0;  // rounds since something moved
+  unsigned idle = 0;  // rounds since something moved
   TimePoint idleSince;
-  TimePoint looked = TimePoint::min();  // for signals
+  TimePoint checked = TimePoint::min();  // for signals
   while (!op.done.load(std::memory_order_acquire)) {
-    Finished finished;
     bool moved = false;
-    if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-      moved = progress(finished, false);
-      lock.unlock();
-      complete(finished);
-    }
+    if (const Lock lock(*this, std::try_to_lock); lock.inner.owns_lock()) moved = progress(false);
     if (op.done.load(std::memory_order_acquire)) break;
     if (!moved && spin.count() > 0 && ++idle < kBriefSpins) {
       if (idle == kSpinsWithLock) beforeWait();
@@ -62,9 +57,9 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     beforeWait();
     const auto now = Clock::now();
     if (now >= until) return false;
-    if (looked == TimePoint::min()) looked = now;
-    if (now - looked > Milliseconds(20)) {
-      looked = now;
+    if (checked == TimePoint::min()) checked = now;
+    if (now - checked > Milliseconds(20)) {
+      checked = now;
       checkInterrupt();
     }
     if (moved) {
@@ -73,7 +68,6 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     }
     if (idle == kBriefSpins) idleSince = now;
     if (spin.count() > 0 && now - idleSince < spin) {
-      idle = kBriefSpins + 1;
       // From here on the peer may need this core: yield it.
       ::sched_yield();
       for (int i = 0; i < 8; ++i) cpuRelax();
@@ -81,33 +75,27 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     }
     checkInterrupt();
     if (isElsewhere(op)) return std::nullopt;  // it was met meanwhile
-    if (sleep(&op, finished, until - now)) idle = 0;
-    if (spin.count() > 0 && idle != 0) idle = kBriefSpins + 1;
+    if (sleep(&op, until - now)) idle = 0;
   }
   return true;
 }
 
 /// Makes progress once more, and sleeps until the doorbell rings or a slice has passed. True if
 /// something has moved, the doorbell has rung, or the operation is done.
-bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
-                         std::chrono::nanoseconds most) {
+bool PointToPoint::sleep(const PointToPointOp* op, std::chrono::nanoseconds most) {
   Doorbell& bell = memory_.doorbell(memory_.rank());
   const ScopedCount<std::uint32_t> announced(bell.waiters);
   const std::uint64_t rings = bell.rings.load(std::memory_order_seq_cst);
-  finished.clear();
   bool moved = false;
   // The holder of the lock may have checked before this thread announced itself, and may not check
   // again. So sleep briefly.
   std::chrono::nanoseconds slice = kShortSleep;
-  if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-    moved = progress(finished, true);
-    callReaders();
-    callHelpers();
+  if (const Lock lock(*this, std::try_to_lock); lock.inner.owns_lock()) {
+    moved = progress(true);
+    serveNetwork();
     slice = std::clamp<std::chrono::nanoseconds>(
-        lookAt_ == TimePoint::max() ? std::chrono::nanoseconds::max() : lookAt_ - Clock::now(),
+        nextTurn_ == TimePoint::max() ? std::chrono::nanoseconds::max() : nextTurn_ - Clock::now(),
         kShortSleep, kWaitSlice);
-    lock.unlock();
-    complete(finished);
   }
   if (moved || (op != nullptr && op->done.load(std::memory_order_seq_cst))) return true;
   futexWait(lowHalf(&bell.rings), static_cast<std::uint32_t>(rings), std::min(slice, most));
@@ -119,13 +107,14 @@ void PointToPoint::stop() {
     std::unique_lock<std::mutex> lock(mutex_);
     stopping_ = true;
     background_.notify_all();
+    changed_.notify_all();
     // Threads wait in slices, but the store or the network may block one longer.
     changed_.wait_for(lock, kJobsEnd, [this] {
       return jobs_ == 0 && std::ranges::all_of(peers_, [](const Peer& peer) {
-               return peer.remote.users == (peer.remote.lent ? 1 : 0);
+               return peer.remote.users == (peer.remote.borrowed ? 1 : 0);
              });
     });
-    closeUnused();
+    closeUnused(lock);
   }
   if (!thread_.joinable()) return;
   wakeBackground();
@@ -134,14 +123,14 @@ void PointToPoint::stop() {
 
 /// Wakes the background thread, which may sleep on the doorbell.
 void PointToPoint::wakeBackground() {
-  if (memory_.isOpen()) ring(memory_.rank());
+  if (memory_.isOpen()) wake(memory_.rank());
   background_.notify_all();
 }
 
 /// Called under the lock when something is pending. Without a thread, only waits make progress.
 void PointToPoint::needBackground() {
-  if (threadRests_) {
-    threadRests_ = false;
+  if (threadIdle_) {
+    threadIdle_ = false;
     background_.notify_all();
   }
   if (threadRuns_ || stopping_) return;
@@ -162,59 +151,47 @@ void PointToPoint::warnNoThread(const std::exception& error) {
       error.what(), kMoreThreads);
 }
 
-// The background thread idles while other threads make progress often enough. When none has for a
-// tick, it makes progress itself and sleeps on the doorbell, so the peers ring it.
+// The background thread only watches while other threads make progress often enough. When none has
+// for a tick, it makes progress itself and sleeps on the doorbell, so the peers wake it.
 void PointToPoint::serveInBackground() {
   ::pthread_setname_np(::pthread_self(), "fastcoll-p2p");
-  std::unique_lock<std::mutex> lock(mutex_);
-  std::uint64_t looks = looks_;
+  Lock lock(*this);
+  std::uint64_t turns = turns_;
   auto tick = kTick;
   bool alone = false;
   while (!stopping_) {
     if (alone && restless() && waiters_.load(std::memory_order_relaxed) == 0) {
-      const std::uint64_t before = looks_;
+      const std::uint64_t before = turns_;
       threadSleeps_ = true;
-      Finished finished;
       if (memory_.isOpen()) {
         lock.unlock();
-        sleep(nullptr, finished, kWaitSlice);
+        sleep(nullptr, kWaitSlice);
         lock.lock();
       } else {
-        progress(finished, true);
-        callReaders();
-        callHelpers();
-        const auto next = std::min<TimePoint>(Clock::now() + kWaitSlice, lookAt_);
-        if (finished.empty()) background_.wait_until(lock, next);
-        lock.unlock();
-        complete(finished);
-        lock.lock();
+        progress(true);
+        serveNetwork();
+        lock.wait(background_, std::min<TimePoint>(Clock::now() + kWaitSlice, nextTurn_));
       }
       threadSleeps_ = false;
-      looks = looks_;
-      alone = looks - before <= 1;  // only its own call
+      turns = turns_;
+      alone = turns - before <= 1;  // only its own call
       continue;
     }
     alone = false;
-    background_.wait_for(lock, tick);
+    lock.wait(background_, Clock::now() + tick);
     if (stopping_) break;
-    const bool looked = std::exchange(looks, looks_) != looks_;
+    const bool served = std::exchange(turns, turns_) != turns_;
     const bool waitedFor = waiters_.load(std::memory_order_relaxed) != 0;
     tick = waitedFor ? std::min(2 * tick, kLongTick) : kTick;
-    callReaders();  // other threads may serve other peers only
-    callHelpers();
+    serveNetwork();  // other threads may serve other peers only
     lock.unlock();
     setup_.spin.poll(rendezvous_);
     lock.lock();
-    if (looked || waitedFor) continue;
-    if (restless()) {
-      alone = true;
-      continue;
-    }
-    threadRests_ = true;
-    background_.wait_for(lock, kLinger, [this] { return stopping_ || !threadRests_; });
-    if (!threadRests_) continue;
-    threadRests_ = false;
-    break;
+    alone = !served && !waitedFor && restless();
+    if (served || waitedFor || alone) continue;
+    threadIdle_ = true;
+    background_.wait_for(lock.inner, kLinger, [this] { return stopping_ || !threadIdle_; });
+    if (std::exchange(threadIdle_, false)) break;
   }
   threadRuns_ = false;
 }

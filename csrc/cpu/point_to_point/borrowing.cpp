@@ -1,4 +1,4 @@
-// The connections of point-to-point, lent to collectives.
+// The connections of point-to-point, as collectives borrow them.
 #include <algorithm>
 
 #include "cpu/point_to_point/point_to_point.hpp"
@@ -6,24 +6,24 @@
 namespace fastcoll {
 
 bool PointToPoint::borrow(int rank) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(*this);
   PeerConnection& remote = peers_[rank].remote;
-  if (remote.lent) return true;
+  if (remote.borrowed) return true;
   if (remote.isLost()) throw ConnectionLost(ErrorKind::Backend, remote.cause);
   anyElsewhere_ = true;
   remote.wanted = !remote.isConnected();
   if (remote.wanted) {
-    needConnections();
+    needPeers();
     return false;
   }
-  if (memory_.aborted() || stopping_) return false;  // the channel is about to be closed
-  remote.lent = true;
+  if (failing() || stopping_) return false;  // the channel is about to be closed
+  remote.borrowed = true;
   ++remote.users;
   return true;
 }
 
 void PointToPoint::awaitConnection(TimePoint until) {
-  Lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const auto came = [](const Peer& peer) {
     const PeerConnection& remote = peer.remote;
     return remote.wanted && (remote.isConnected() || remote.isLost());
@@ -44,29 +44,27 @@ TransferRef PointToPoint::receiveFrom(int rank, void* data, std::size_t bytes) {
 }
 
 void PointToPoint::giveBack() noexcept {
-  Finished finished;
-  {
-    Lock lock(mutex_);
-    bool lent = false;
-    for (Peer& peer : peers_) {
-      PeerConnection& remote = peer.remote;
-      remote.wanted = false;
-      if (!remote.lent) continue;
-      remote.lent = false;
-      --remote.users;
-      lent = true;
-    }
-    if (!lent) return;
-    leave(finished);
-    // After a fault the last user of a channel detects it soon and closes the channel. If the abort
-    // came when there was no user, this thread closes it.
-    const auto open = [](const Peer& peer) { return peer.remote.channel != nullptr; };
-    while (memory_.aborted() && std::ranges::any_of(peers_, open)) {
-      changed_.wait_for(lock, Milliseconds(20));
-      leave(finished);
-    }
+  Lock lock(*this);
+  bool borrowed = false;
+  for (Peer& peer : peers_) {
+    PeerConnection& remote = peer.remote;
+    remote.wanted = false;
+    if (!remote.borrowed) continue;
+    remote.borrowed = false;
+    --remote.users;
+    borrowed = true;
   }
-  complete(finished);
+  if (!borrowed) return;
+  leave(lock);
+  // After a fault the last user of a channel detects it soon and closes the channel. If the abort
+  // came when there was no user, this thread closes it.
+  const auto open = [](const Peer& peer) { return peer.remote.channel != nullptr; };
+  while (memory_.aborted() && std::ranges::any_of(peers_, open)) {
+    lock.unlock();
+    failAll();
+    lock.lock();
+    if (std::ranges::any_of(peers_, open)) changed_.wait_for(lock.inner, kSlice);
+  }
 }
 
 }  // namespace fastcoll
