@@ -166,29 +166,22 @@ GroupMemory::~GroupMemory() {
   process_->prune();
 }
 
-struct GroupMemory::Writers : LocalProcess::Writers {
-  bool ended() override {
-    // Drop them at once, because an Instance keeps its process's memory mapped.
-    const auto over = [](const Instance& peer) { return peer.process->died() || peer.left(); };
-    std::erase_if(peers, over);
-    return peers.empty();
-  }
-  std::vector<Instance> peers;
-};
-
 /// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
 /// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
 /// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
 /// too, if close() must keep the memory, if a peer still counts as asleep, and for the peer `late`,
 /// which may still write.
 void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
-  auto writers = std::make_unique<Writers>();
+  std::vector<Instance> writers;
   const bool any = keep_ || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
   for (const auto& [peer, bound] : everBound_) {
-    if (any || peer == late) writers->peers.push_back(*bound);
+    if (any || peer == late) writers.push_back(*bound);
   }
-  if (writers->ended()) return arena().retire(offset);
-  process_->hold(offset, std::move(writers));
+  process_->hold(offset, [peers = std::move(writers)]() mutable {
+    // Drop them at once, because an Instance keeps its process's memory mapped.
+    std::erase_if(peers, [](const Instance& peer) { return peer.process->died() || peer.left(); });
+    return peers.empty();
+  });
 }
 
 std::uint64_t GroupMemory::allocate(std::size_t bytes, Use use, int peer) {

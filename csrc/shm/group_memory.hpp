@@ -114,7 +114,6 @@ class GroupMemory {
 
     bool left() const;
   };
-  struct Writers;
   struct Member : Instance {
     std::atomic<bool> confirmed{false};
   };

@@ -346,28 +346,27 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   return adopt(address.nonce, memory, reply.arenaBytes);
 }
 
-void LocalProcess::hold(std::uint64_t offset, std::unique_ptr<Writers> writers) {
+void LocalProcess::hold(std::uint64_t offset, std::function<bool()> ended) {
   std::lock_guard<std::mutex> lock(mutex_);
-  held_[offset] = std::move(writers);
+  held_[offset] = std::move(ended);
 }
 
 void LocalProcess::retireHeld() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = held_.begin(); it != held_.end();) {
-    const bool over = it->second->ended();
-    if (over) arena_->retire(it->first);
-    it = over ? held_.erase(it) : std::next(it);
-  }
+  std::erase_if(held_, [this](auto& held) {
+    const bool over = held.second();
+    if (over) arena_->retire(held.first);
+    return over;
+  });
 }
 
 void LocalProcess::prune() {
   retireHeld();  // before the peers, because held memory refers to some of them
   std::lock_guard<std::mutex> lock(mutex_);
   asked_.clear();  // a group that still waits connects anew
-  for (auto it = peers_.begin(); it != peers_.end();) {
-    const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
-    it = unused ? peers_.erase(it) : std::next(it);
-  }
+  std::erase_if(peers_, [this](const auto& peer) {
+    return peer.second.use_count() == 1 && peer.first != address_.nonce;
+  });
 }
 
 }  // namespace fastcoll

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -92,15 +93,9 @@ class LocalProcess {
   void prune();
   /// Retires held memory whose writers have finished.
   void retireHeld();
-  /// Peers that may still write into arena memory.
-  class Writers {
-   public:
-    virtual ~Writers() = default;
-    /// Whether none is left. Called by any thread, one at a time.
-    virtual bool ended() = 0;
-  };
-  /// Keeps arena memory until a later retireHeld() finds that its writers have ended.
-  void hold(std::uint64_t offset, std::unique_ptr<Writers> writers);
+  /// Keeps arena memory until a later retireHeld() finds that `ended`: no peer may still write into
+  /// it. Any thread calls it, one at a time.
+  void hold(std::uint64_t offset, std::function<bool()> ended);
 
   /// Polled by the keeper thread ten times a second, until poll() returns false. It must not wait.
   class Watch {
@@ -142,7 +137,7 @@ class LocalProcess {
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
-  std::map<std::uint64_t, std::unique_ptr<Writers>> held_;
+  std::map<std::uint64_t, std::function<bool()>> held_;
   // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
   // thread that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;
