@@ -1,7 +1,7 @@
 /* The protocol by which ranks exchange segments through shared memory, as one state machine.
  *
  * Taken from the code, function by function: csrc/shm/segment_stream.cpp (begin, acquire,
- * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
+ * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.hpp, and
  * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
  * With WRITES_BACK readers write their part of a segment, as in an all-reduce, and its owner reads the
