@@ -164,19 +164,18 @@ const Member& memberOf(PyObject* self) {
   return *reinterpret_cast<CommunicatorObject*>(self)->member;
 }
 
-template <class Call>
+template <const auto& kCall>
 auto argumentsOf(PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
-  return Arguments<Call::kArguments.size()>(Call::kName, Call::kArguments, Call::kRequired, given,
-                                            count, keywords);
+  return Arguments(kCall.name, kCall.arguments, kCall.required, given, count, keywords);
 }
 
-template <class Call>
+template <const auto& kCall>
 PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
-    auto call = Call::bind(argumentsOf<Call>(given, count, keywords));
+    auto call = kCall.bind(argumentsOf<kCall>(given, count, keywords));
     {
       const GilUntilWait gil;
-      const Group group = memberOf(self).group(Call::kName);
+      const Group group = memberOf(self).group(kCall.name);
       if (const WorkRef work = group->run(call)) {
         beforeWait();
         work->wait();
@@ -186,21 +185,21 @@ PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
   });
 }
 
-template <class Call>
+template <const auto& kCall>
 PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
-    auto planned = std::make_unique<Planned>(memberOf(self), Call::kName);
-    const auto arguments = argumentsOf<Call>(given, count, keywords);
-    if constexpr (std::is_same_v<Call, AllReduce>) {
+    auto planned = std::make_unique<Planned>(memberOf(self), kCall.name);
+    const auto arguments = argumentsOf<kCall>(given, count, keywords);
+    if constexpr (&kCall == static_cast<const void*>(&kAllReduce)) {
       if (tensorOf(arguments[0]).layout() != at::kStrided) {
         throw py::value_error(
             "fastcoll.all_reduce_plan: expected a dense tensor, got a sparse one");
       }
     }
-    planned->check = Call::bind(arguments);
+    planned->check = kCall.bind(arguments);
     {
       const WithoutGil nogil;
-      const Group group = planned->member.group(Call::kName);
+      const Group group = planned->member.group(kCall.name);
       planned->plan = group->plan(planned->check);
     }
     PyObject* const plan = planType->tp_alloc(planType, 0);
@@ -245,30 +244,30 @@ PyObject* size(PyObject* self, void*) {
   return PyLong_FromLong(memberOf(self).size);
 }
 
-#define METHOD(call, name)                                                                      \
-  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&callNow<call>)),           \
-   METH_FASTCALL | METH_KEYWORDS, nullptr},                                                     \
-  {                                                                                             \
-    name "_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&makePlan<call>)), \
-        METH_FASTCALL | METH_KEYWORDS, nullptr                                                  \
-  }
+/// A call, or the method `name` that makes its plan.
+template <auto kMethod>
+PyMethodDef method(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(kMethod)),
+          METH_FASTCALL | METH_KEYWORDS, nullptr};
+}
+#define METHODS(call, name) method<&callNow<call>>(name), method<&makePlan<call>>(name "_plan")
 
 PyMethodDef communicatorMethods[] = {
-    METHOD(AllReduce, "all_reduce"),
-    METHOD(Reduce, "reduce"),
-    METHOD(Broadcast, "broadcast"),
-    METHOD(AllGather, "all_gather"),
-    METHOD(ReduceScatter, "reduce_scatter"),
-    METHOD(AllToAll, "all_to_all"),
-    METHOD(Gather, "gather"),
-    METHOD(Scatter, "scatter"),
-    METHOD(Barrier, "barrier"),
-    METHOD(Send, "send"),
-    METHOD(Recv, "recv"),
-    METHOD(SendRecv, "sendrecv"),
+    METHODS(kAllReduce, "all_reduce"),
+    METHODS(kReduce, "reduce"),
+    METHODS(kBroadcast, "broadcast"),
+    METHODS(kAllGather, "all_gather"),
+    METHODS(kReduceScatter, "reduce_scatter"),
+    METHODS(kAllToAll, "all_to_all"),
+    METHODS(kGather, "gather"),
+    METHODS(kScatter, "scatter"),
+    METHODS(kBarrier, "barrier"),
+    METHODS(kSend, "send"),
+    METHODS(kRecv, "recv"),
+    METHODS(kSendRecv, "sendrecv"),
     {nullptr, nullptr, 0, nullptr},
 };
-#undef METHOD
+#undef METHODS
 
 PyGetSetDef communicatorProperties[] = {
     {"rank", &rank, nullptr, nullptr, nullptr},
