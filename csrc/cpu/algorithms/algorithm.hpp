@@ -54,16 +54,15 @@ struct Request : Signature {
 
 /// Begins the request's collective. `direct`: see Offer::direct.
 inline void begin(SegmentStream& stream, const Request& request, std::uint64_t direct = 0) {
-  stream.begin(request.signature(), request.expectedCount, {0, direct}, nullptr, request.deadline,
+  stream.begin(request, request.expectedCount, {0, direct}, nullptr, request.deadline,
                request.timeout);
 }
 
 void oneShotAllReduce(SegmentStream& stream, const Request& request);
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
-/// Call it within an all-reduce that has begun, on all ranks or none. `own` is the announced offset
-/// of this rank's message in shared memory, or 0. Returns false on all ranks if one of them is 0.
-bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
-                     std::uint64_t own);
+/// Begins the all-reduce, and runs it if the messages of all ranks are in shared memory; false on
+/// all ranks otherwise.
+bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void broadcast(SegmentStream& stream, const Request& request, const TuningTable& tuning);
