@@ -19,6 +19,7 @@
 #include "base/clock.hpp"
 #include "base/topology.hpp"
 #include "shm/arena.hpp"
+#include "shm/hello.hpp"
 
 namespace fastcoll {
 
@@ -44,7 +45,7 @@ class PeerProcess {
   /// Whether its keeper thread has ended, as the kernel marks it. One load; true within 0.1 ms of
   /// any death.
   bool died() const { return (header().life.load(std::memory_order_acquire) & kOwnerDied) != 0; }
-  /// Whether it left cleanly; see sayGoodbye().
+  /// Whether it left cleanly; see markCleanLeave().
   bool left() const { return header().bye.load(std::memory_order_acquire) != 0; }
   /// "pid 4711, host h1"
   std::string name() const;
@@ -55,15 +56,6 @@ class PeerProcess {
   std::shared_ptr<Arena> own_;  // set if this is the process itself
   std::uint8_t* base_;
   std::size_t bytes_;
-};
-
-/// An open file. Its last owner closes it.
-struct Descriptor {
-  explicit Descriptor(int file) : fd(file) {}
-  ~Descriptor();
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  const int fd;
 };
 
 class LocalProcess {
@@ -109,7 +101,7 @@ class LocalProcess {
   void watch(std::shared_ptr<Watch> watch);
 
   /// Marks a clean leave in the arena; also called at exit.
-  void sayGoodbye() noexcept;
+  void markCleanLeave() noexcept;
 
  private:
   LocalProcess();
@@ -119,24 +111,27 @@ class LocalProcess {
   void wakeKeeper() const;
   /// A connection before its hello.
   struct Caller {
-    int connection;
+    Descriptor connection;
     TimePoint until;
   };
   using Callers = std::vector<Caller>;
   void serve(Callers& callers, const pollfd* polled);
   void answer(int connection);  // reads one hello, never throws
-  std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
+  bool greet(int connection, const Nonce128& receiver) const;
+  std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, const Descriptor& memory,
+                                     std::uint64_t bytes);
 
   const std::uint64_t forkGeneration_;
   ProcessAddress address_;
   mutable std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
-  std::atomic<int> listener_{-1};
-  int wakeEvent_ = -1;
+  Descriptor listener_;
+  std::atomic<int> listening_{-1};  // the listener, for the keeper
+  Descriptor wakeEvent_;
   std::atomic<bool> stopping_{false};
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
-  std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
+  std::map<Nonce128, std::shared_ptr<Descriptor>> unanswered_;  // connections without an answer yet
   std::map<std::uint64_t, std::function<bool()>> held_;
   // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
   // thread that holds mutex_ must not wait for a peer's keeper.
