@@ -38,18 +38,6 @@ class GilUntilWait final : public EntryLock {
   PyThreadState* state_ = nullptr;
 };
 
-/// Frees the GIL in its scope.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* const state_;
-};
-
 /// A weak reference to a group. It keeps no memory and no thread of an ended group.
 struct Member {
   explicit Member(const Group& group)
@@ -158,6 +146,7 @@ void deletePlan(PyObject* self) {
 struct CommunicatorObject {
   PyObject base;
   Member* member;
+  int rank, size;
 };
 
 const Member& memberOf(PyObject* self) {
@@ -198,7 +187,7 @@ PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyO
     }
     planned->check = kCall.bind(arguments);
     {
-      const WithoutGil nogil;
+      const py::gil_scoped_release nogil;
       const Group group = planned->member.group(kCall.name);
       planned->plan = group->plan(planned->check);
     }
@@ -224,7 +213,10 @@ PyObject* newCommunicator(PyTypeObject* type, PyObject* arguments, PyObject* key
     const auto group = py::cast<Group>(backend);
     PyObject* const self = type->tp_alloc(type, 0);
     if (self == nullptr) return nullptr;
-    reinterpret_cast<CommunicatorObject*>(self)->member = new Member(group);
+    auto& made = *reinterpret_cast<CommunicatorObject*>(self);
+    made.member = new Member(group);
+    made.rank = made.member->rank;
+    made.size = made.member->size;
     return self;
   });
 }
@@ -234,14 +226,6 @@ void deleteCommunicator(PyObject* self) {
   delete &memberOf(self);
   type->tp_free(self);
   Py_DECREF(type);
-}
-
-PyObject* rank(PyObject* self, void*) {
-  return PyLong_FromLong(memberOf(self).rank);
-}
-
-PyObject* size(PyObject* self, void*) {
-  return PyLong_FromLong(memberOf(self).size);
 }
 
 /// A call, or the method `name` that makes its plan.
@@ -269,17 +253,17 @@ PyMethodDef communicatorMethods[] = {
 };
 #undef METHODS
 
-PyGetSetDef communicatorProperties[] = {
-    {"rank", &rank, nullptr, nullptr, nullptr},
-    {"size", &size, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
+PyMemberDef communicatorMembers[] = {
+    {"rank", T_INT, offsetof(CommunicatorObject, rank), READONLY, nullptr},
+    {"size", T_INT, offsetof(CommunicatorObject, size), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
 };
 
 PyType_Slot communicatorSlots[] = {
     {Py_tp_new, reinterpret_cast<void*>(&newCommunicator)},
     {Py_tp_dealloc, reinterpret_cast<void*>(&deleteCommunicator)},
     {Py_tp_methods, communicatorMethods},
-    {Py_tp_getset, communicatorProperties},
+    {Py_tp_members, communicatorMembers},
     {0, nullptr},
 };
 PyType_Spec communicatorSpec = {"fastcoll._C.Communicator", sizeof(CommunicatorObject), 0,
