@@ -3,32 +3,18 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <fstream>
-#include <memory>
 #include <string>
 
 namespace fastcoll {
 
 CoreSet allowedCores() {
   CoreSet cores;
-  // The kernel refuses a set that is smaller than its own (EINVAL), so double the size and retry.
-  for (int count = CPU_SETSIZE; count <= 1 << 16; count *= 2) {
-    const std::size_t bytes = CPU_ALLOC_SIZE(count);
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(count),
-                                                               [](cpu_set_t* s) { CPU_FREE(s); });
-    if (set == nullptr) break;
-    CPU_ZERO_S(bytes, set.get());
-    if (::sched_getaffinity(0, bytes, set.get()) == 0) {
-      for (int core = 0; core < count; ++core) {
-        if (CPU_ISSET_S(core, bytes, set.get())) {
-          cores.set(core % cores.size());
-        }
-      }
-      break;
-    }
-    if (errno != EINVAL) break;
+  cpu_set_t sets[64];  // the kernel refuses a set that is smaller than its own
+  if (::sched_getaffinity(0, sizeof sets, sets) != 0) return cores;
+  for (std::size_t core = 0; core < 8 * sizeof sets; ++core) {
+    if (CPU_ISSET_S(core, sizeof sets, sets)) cores.set(core % cores.size());
   }
   return cores;
 }

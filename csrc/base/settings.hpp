@@ -35,10 +35,6 @@ struct Settings {
   std::int64_t field = fallback;
 #define SWITCH(scope, field, variable, group, fallback, meaning) bool field = fallback;
 #include "../../fastcoll/settings.def"
-#undef TEXT
-#undef CHOICE
-#undef INTEGER
-#undef SWITCH
 
   /// Calls visit(setting, member pointer) for each row.
   template <typename Visit>
@@ -55,10 +51,6 @@ struct Settings {
 #define SWITCH(scope, field, variable, group, fallback, meaning) \
   visit(Setting{variable, FASTCOLL_##scope, 0, 1, {}}, &Settings::field);
 #include "../../fastcoll/settings.def"
-#undef TEXT
-#undef CHOICE
-#undef INTEGER
-#undef SWITCH
 #undef FASTCOLL_PROCESS
 #undef FASTCOLL_GROUP
 #undef FASTCOLL_WORDS

@@ -1,6 +1,5 @@
 #include "base/topology.hpp"
 
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,16 +18,42 @@ namespace fastcoll {
 namespace {
 
 void randomBytes(void* into, std::size_t bytes) {
-  // Requests of up to 256 bytes are never cut short once the pool is initialised.
-  ssize_t got = 0;
-  do {
-    got = ::getrandom(into, bytes, 0);
-  } while (got < 0 && errno == EINTR);
-  if (got != static_cast<ssize_t>(bytes)) {
+  if (::getentropy(into, bytes) != 0) {
     throw Error(ErrorKind::Backend, "fastcoll: getrandom failed (", std::strerror(errno),
                 "). Allow the call in the container's seccomp profile.");
   }
 }
+
+/// The text behind the command name in /proc/<pid>/stat, or "".
+std::string statusFields(int pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(file, line)) return "";
+  // The command name is in parentheses and may itself contain spaces and parentheses.
+  const auto close = line.rfind(')');
+  return close == std::string::npos || close + 2 >= line.size() ? "" : line.substr(close + 2);
+}
+
+/// Inode of a namespace of this process, or 0.
+std::uint64_t inodeOf(const char* space) {
+  struct stat info{};
+  return ::stat(space, &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+}
+
+struct RunningProcesses {
+  RunningProcesses() {
+    std::error_code error;
+    std::filesystem::directory_iterator entry("/proc", error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+      const std::string name = entry->path().filename();
+      const char* const end = name.data() + name.size();
+      int pid = 0;
+      if (std::from_chars(name.data(), end, pid).ptr != end) continue;
+      if (const auto start = processStart(pid).value_or(0)) starts[pid] = start;
+    }
+  }
+  std::unordered_map<int, std::uint64_t> starts;
+};
 
 }  // namespace
 
@@ -52,8 +77,7 @@ std::string bootId() {
 }
 
 std::uint64_t networkNamespace() {
-  struct stat info{};
-  return ::stat("/proc/self/ns/net", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+  return inodeOf("/proc/self/ns/net");
 }
 
 std::string hostName() {
@@ -61,20 +85,6 @@ std::string hostName() {
   if (::gethostname(name, sizeof name - 1) != 0) return "unknown";
   return name;
 }
-
-namespace {
-
-/// The text behind the command name in /proc/<pid>/stat, or "".
-std::string statusFields(int pid) {
-  std::ifstream file(concat("/proc/", pid, "/stat"));
-  std::string line;
-  if (!std::getline(file, line)) return "";
-  // The command name is in parentheses and may itself contain spaces and parentheses.
-  const auto close = line.rfind(')');
-  return close == std::string::npos || close + 2 >= line.size() ? "" : line.substr(close + 2);
-}
-
-}  // namespace
 
 char processState(int pid) {
   const std::string fields = statusFields(pid);
@@ -95,25 +105,6 @@ std::optional<std::uint64_t> processStart(int pid) {
   return start;
 }
 
-namespace {
-
-struct RunningProcesses {
-  RunningProcesses() {
-    std::error_code error;
-    std::filesystem::directory_iterator entry("/proc", error);
-    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-      const std::string name = entry->path().filename();
-      const char* const end = name.data() + name.size();
-      int pid = 0;
-      if (std::from_chars(name.data(), end, pid).ptr != end) continue;
-      if (const auto start = processStart(pid).value_or(0)) starts[pid] = start;
-    }
-  }
-  std::unordered_map<int, std::uint64_t> starts;
-};
-
-}  // namespace
-
 const std::unordered_map<int, std::uint64_t>& processesAtFirstCall() {
   static auto* all = new PerProcess<RunningProcesses>;
   return all->get().starts;
@@ -133,8 +124,7 @@ std::uint64_t nanosecondsSinceBoot() {
 }
 
 std::uint64_t pidNamespace() {
-  struct stat info{};
-  return ::stat("/proc/self/ns/pid", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+  return inodeOf("/proc/self/ns/pid");
 }
 
 }  // namespace fastcoll

@@ -38,18 +38,6 @@ class GilUntilWait final : public EntryLock {
   PyThreadState* state_ = nullptr;
 };
 
-/// Frees the GIL in its scope.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* const state_;
-};
-
 /// A weak reference to a group. It keeps no memory and no thread of an ended group.
 struct Member {
   explicit Member(const Group& group)
@@ -158,25 +146,25 @@ void deletePlan(PyObject* self) {
 struct CommunicatorObject {
   PyObject base;
   Member* member;
+  int rank, size;
 };
 
 const Member& memberOf(PyObject* self) {
   return *reinterpret_cast<CommunicatorObject*>(self)->member;
 }
 
-template <class Call>
+template <const auto& kCall>
 auto argumentsOf(PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
-  return Arguments<Call::kArguments.size()>(Call::kName, Call::kArguments, Call::kRequired, given,
-                                            count, keywords);
+  return Arguments(kCall.name, kCall.arguments, kCall.required, given, count, keywords);
 }
 
-template <class Call>
+template <const auto& kCall>
 PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
-    auto call = Call::bind(argumentsOf<Call>(given, count, keywords));
+    auto call = kCall.bind(argumentsOf<kCall>(given, count, keywords));
     {
       const GilUntilWait gil;
-      const Group group = memberOf(self).group(Call::kName);
+      const Group group = memberOf(self).group(kCall.name);
       if (const WorkRef work = group->run(call)) {
         beforeWait();
         work->wait();
@@ -186,21 +174,21 @@ PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
   });
 }
 
-template <class Call>
+template <const auto& kCall>
 PyObject* makePlan(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   return raising([&]() -> PyObject* {
-    auto planned = std::make_unique<Planned>(memberOf(self), Call::kName);
-    const auto arguments = argumentsOf<Call>(given, count, keywords);
-    if constexpr (std::is_same_v<Call, AllReduce>) {
+    auto planned = std::make_unique<Planned>(memberOf(self), kCall.name);
+    const auto arguments = argumentsOf<kCall>(given, count, keywords);
+    if constexpr (&kCall == static_cast<const void*>(&kAllReduce)) {
       if (tensorOf(arguments[0]).layout() != at::kStrided) {
         throw py::value_error(
             "fastcoll.all_reduce_plan: expected a dense tensor, got a sparse one");
       }
     }
-    planned->check = Call::bind(arguments);
+    planned->check = kCall.bind(arguments);
     {
-      const WithoutGil nogil;
-      const Group group = planned->member.group(Call::kName);
+      const py::gil_scoped_release nogil;
+      const Group group = planned->member.group(kCall.name);
       planned->plan = group->plan(planned->check);
     }
     PyObject* const plan = planType->tp_alloc(planType, 0);
@@ -225,7 +213,10 @@ PyObject* newCommunicator(PyTypeObject* type, PyObject* arguments, PyObject* key
     const auto group = py::cast<Group>(backend);
     PyObject* const self = type->tp_alloc(type, 0);
     if (self == nullptr) return nullptr;
-    reinterpret_cast<CommunicatorObject*>(self)->member = new Member(group);
+    auto& made = *reinterpret_cast<CommunicatorObject*>(self);
+    made.member = new Member(group);
+    made.rank = made.member->rank;
+    made.size = made.member->size;
     return self;
   });
 }
@@ -237,50 +228,42 @@ void deleteCommunicator(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* rank(PyObject* self, void*) {
-  return PyLong_FromLong(memberOf(self).rank);
+/// A call, or the method `name` that makes its plan.
+template <auto kMethod>
+PyMethodDef method(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(kMethod)),
+          METH_FASTCALL | METH_KEYWORDS, nullptr};
 }
-
-PyObject* size(PyObject* self, void*) {
-  return PyLong_FromLong(memberOf(self).size);
-}
-
-#define METHOD(call, name)                                                                      \
-  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&callNow<call>)),           \
-   METH_FASTCALL | METH_KEYWORDS, nullptr},                                                     \
-  {                                                                                             \
-    name "_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&makePlan<call>)), \
-        METH_FASTCALL | METH_KEYWORDS, nullptr                                                  \
-  }
+#define METHODS(call, name) method<&callNow<call>>(name), method<&makePlan<call>>(name "_plan")
 
 PyMethodDef communicatorMethods[] = {
-    METHOD(AllReduce, "all_reduce"),
-    METHOD(Reduce, "reduce"),
-    METHOD(Broadcast, "broadcast"),
-    METHOD(AllGather, "all_gather"),
-    METHOD(ReduceScatter, "reduce_scatter"),
-    METHOD(AllToAll, "all_to_all"),
-    METHOD(Gather, "gather"),
-    METHOD(Scatter, "scatter"),
-    METHOD(Barrier, "barrier"),
-    METHOD(Send, "send"),
-    METHOD(Recv, "recv"),
-    METHOD(SendRecv, "sendrecv"),
+    METHODS(kAllReduce, "all_reduce"),
+    METHODS(kReduce, "reduce"),
+    METHODS(kBroadcast, "broadcast"),
+    METHODS(kAllGather, "all_gather"),
+    METHODS(kReduceScatter, "reduce_scatter"),
+    METHODS(kAllToAll, "all_to_all"),
+    METHODS(kGather, "gather"),
+    METHODS(kScatter, "scatter"),
+    METHODS(kBarrier, "barrier"),
+    METHODS(kSend, "send"),
+    METHODS(kRecv, "recv"),
+    METHODS(kSendRecv, "sendrecv"),
     {nullptr, nullptr, 0, nullptr},
 };
-#undef METHOD
+#undef METHODS
 
-PyGetSetDef communicatorProperties[] = {
-    {"rank", &rank, nullptr, nullptr, nullptr},
-    {"size", &size, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
+PyMemberDef communicatorMembers[] = {
+    {"rank", T_INT, offsetof(CommunicatorObject, rank), READONLY, nullptr},
+    {"size", T_INT, offsetof(CommunicatorObject, size), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
 };
 
 PyType_Slot communicatorSlots[] = {
     {Py_tp_new, reinterpret_cast<void*>(&newCommunicator)},
     {Py_tp_dealloc, reinterpret_cast<void*>(&deleteCommunicator)},
     {Py_tp_methods, communicatorMethods},
-    {Py_tp_getset, communicatorProperties},
+    {Py_tp_members, communicatorMembers},
     {0, nullptr},
 };
 PyType_Spec communicatorSpec = {"fastcoll._C.Communicator", sizeof(CommunicatorObject), 0,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -128,175 +129,130 @@ Options synchronous() {
   options.asyncOp = false;
   return options;
 }
+template <typename Options>
+Options synchronous(int root) {
+  auto options = synchronous<Options>();
+  options.rootRank = root;
+  return options;
+}
+
+/// A function that has a door of the group check these arguments.
+template <typename Door, typename... Given>
+auto checks(Door door, Given... given) {
+  return [door, all = std::make_tuple(std::move(given)...)](const Doors& doors) mutable -> Calls {
+    return std::apply([&](auto&... each) { return (doors.*door)(each...); }, all);
+  };
+}
 
 // --- the calls -----------------------------------------------------------------------------------
 
-// Each has the names of its arguments, how many are required, and bind(), which returns a function
-// that checks the call. It begins with the GIL, and the call frees it before it waits
-// (GilUntilWait). When a plan is made, it has no GIL. Ranks are those of the group.
-
-struct AllReduce {
-  static constexpr auto kName = "all_reduce";
-  static constexpr std::array kArguments{"tensor", "op"};
-  static constexpr std::size_t kRequired = 1;
-  static auto bind(const Arguments<2>& a) {
-    auto options = synchronous<c10d::AllreduceOptions>();
-    options.reduceOp = opOf(a, 1);
-    return [tensors = Tensors{tensorOf(a[0])}, options](const Doors& doors) mutable -> Calls {
-      return doors.allReduce(tensors, options);
-    };
-  }
+/// The names of its arguments, how many are required, and bind(), which returns a function that
+/// checks the call. It begins with the GIL, and the call frees it before it waits (GilUntilWait).
+/// When a plan is made, it has no GIL. Ranks are those of the group.
+template <std::size_t N, typename Bind>
+struct Call {
+  const char* name;
+  std::array<const char*, N> arguments;
+  std::size_t required;
+  Bind bind;
 };
 
-struct Reduce {
-  static constexpr auto kName = "reduce";
-  static constexpr std::array kArguments{"tensor", "dst", "op"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<3>& a) {
-    auto options = synchronous<c10d::ReduceOptions>();
-    options.rootRank = a.integer(1);
-    options.reduceOp = opOf(a, 2);
-    return [tensors = Tensors{tensorOf(a[0])}, options](const Doors& doors) mutable -> Calls {
-      return doors.reduce(tensors, options);
-    };
-  }
-};
+inline constexpr Call kAllReduce{"all_reduce", std::array{"tensor", "op"}, 1, [](const auto& a) {
+                                   auto options = synchronous<c10d::AllreduceOptions>();
+                                   options.reduceOp = opOf(a, 1);
+                                   return checks(&Doors::allReduce, Tensors{tensorOf(a[0])},
+                                                 options);
+                                 }};
 
-struct Broadcast {
-  static constexpr auto kName = "broadcast";
-  static constexpr std::array kArguments{"tensor", "src"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<2>& a) {
-    auto options = synchronous<c10d::BroadcastOptions>();
-    options.rootRank = a.integer(1);
-    return [tensors = Tensors{tensorOf(a[0])}, options](const Doors& doors) mutable -> Calls {
-      return doors.broadcast(tensors, options);
-    };
-  }
-};
+inline constexpr Call kReduce{"reduce", std::array{"tensor", "dst", "op"}, 2, [](const auto& a) {
+                                auto options = synchronous<c10d::ReduceOptions>(a.integer(1));
+                                options.reduceOp = opOf(a, 2);
+                                return checks(&Doors::reduce, Tensors{tensorOf(a[0])}, options);
+                              }};
 
-struct AllGather {
-  static constexpr auto kName = "all_gather";
-  static constexpr std::array kArguments{"output", "input"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<2>& a) {
-    return [output = partsOf(a[0]),
-            input = Tensors{tensorOf(a[1])}](const Doors& doors) mutable -> Calls {
-      const auto options = synchronous<c10d::AllgatherOptions>();
-      return output.list() ? doors.allGather(output.lists, input, options)
-                           : doors.allGatherIntoTensor(output.whole, input[0], options);
-    };
-  }
-};
+inline constexpr Call kBroadcast{
+    "broadcast", std::array{"tensor", "src"}, 2, [](const auto& a) {
+      const auto options = synchronous<c10d::BroadcastOptions>(a.integer(1));
+      return checks(&Doors::broadcast, Tensors{tensorOf(a[0])}, options);
+    }};
 
-struct ReduceScatter {
-  static constexpr auto kName = "reduce_scatter";
-  static constexpr std::array kArguments{"output", "input", "op"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<3>& a) {
-    auto options = synchronous<c10d::ReduceScatterOptions>();
-    options.reduceOp = opOf(a, 2);
-    return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1]),
-            options](const Doors& doors) mutable -> Calls {
-      return input.list() ? doors.reduceScatter(output, input.lists, options)
-                          : doors.reduceScatterTensor(output[0], input.whole, options);
-    };
-  }
-};
+inline constexpr Call kAllGather{
+    "all_gather", std::array{"output", "input"}, 2, [](const auto& a) {
+      return [output = partsOf(a[0]),
+              input = Tensors{tensorOf(a[1])}](const Doors& doors) mutable -> Calls {
+        const auto options = synchronous<c10d::AllgatherOptions>();
+        return output.list() ? doors.allGather(output.lists, input, options)
+                             : doors.allGatherIntoTensor(output.whole, input[0], options);
+      };
+    }};
 
-struct AllToAll {
-  static constexpr auto kName = "all_to_all";
-  static constexpr std::array kArguments{"output", "input", "output_splits", "input_splits"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<4>& a) {
-    Parts output = partsOf(a[0]), input = partsOf(a[1]);
-    if (output.list() != input.list()) {
-      throw py::type_error(
-          "fastcoll.all_to_all: expected two tensors or two lists of tensors, got one of each");
-    }
-    return [output = std::move(output), input = std::move(input), received = a.splits(2),
-            sent = a.splits(3)](const Doors& doors) mutable -> Calls {
-      const auto options = synchronous<c10d::AllToAllOptions>();
-      return output.list()
-                 ? doors.allToAll(output.lists[0], input.lists[0], options)
-                 : doors.allToAllSingle(output.whole, input.whole, received, sent, options);
-    };
-  }
-};
+inline constexpr Call kReduceScatter{
+    "reduce_scatter", std::array{"output", "input", "op"}, 2, [](const auto& a) {
+      auto options = synchronous<c10d::ReduceScatterOptions>();
+      options.reduceOp = opOf(a, 2);
+      return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1]),
+              options](const Doors& doors) mutable -> Calls {
+        return input.list() ? doors.reduceScatter(output, input.lists, options)
+                            : doors.reduceScatterTensor(output[0], input.whole, options);
+      };
+    }};
 
-struct Gather {
-  static constexpr auto kName = "gather";
-  static constexpr std::array kArguments{"output", "input", "dst"};
-  static constexpr std::size_t kRequired = 3;
-  static auto bind(const Arguments<3>& a) {
-    auto options = synchronous<c10d::GatherOptions>();
-    options.rootRank = a.integer(2);
-    return [output = partsOf(a[0], true), input = Tensors{tensorOf(a[1])},
-            options](const Doors& doors) mutable -> Calls {
-      return output.list() ? doors.gather(output.lists, input, options)
-                           : doors.gatherSingle(output.whole, input[0], options);
-    };
-  }
-};
+inline constexpr Call kAllToAll{
+    "all_to_all", std::array{"output", "input", "output_splits", "input_splits"}, 2,
+    [](const auto& a) {
+      Parts output = partsOf(a[0]), input = partsOf(a[1]);
+      if (output.list() != input.list()) {
+        throw py::type_error(
+            "fastcoll.all_to_all: expected two tensors or two lists of tensors, got one of each");
+      }
+      return [output = std::move(output), input = std::move(input), received = a.splits(2),
+              sent = a.splits(3)](const Doors& doors) mutable -> Calls {
+        const auto options = synchronous<c10d::AllToAllOptions>();
+        return output.list()
+                   ? doors.allToAll(output.lists[0], input.lists[0], options)
+                   : doors.allToAllSingle(output.whole, input.whole, received, sent, options);
+      };
+    }};
 
-struct Scatter {
-  static constexpr auto kName = "scatter";
-  static constexpr std::array kArguments{"output", "input", "src"};
-  static constexpr std::size_t kRequired = 3;
-  static auto bind(const Arguments<3>& a) {
-    auto options = synchronous<c10d::ScatterOptions>();
-    options.rootRank = a.integer(2);
-    return [output = Tensors{tensorOf(a[0])}, input = partsOf(a[1], true),
-            options](const Doors& doors) mutable -> Calls {
-      return input.list() ? doors.scatter(output, input.lists, options)
-                          : doors.scatterSingle(output[0], input.whole, options);
-    };
-  }
-};
+inline constexpr Call kGather{
+    "gather", std::array{"output", "input", "dst"}, 3, [](const auto& a) {
+      return
+          [options = synchronous<c10d::GatherOptions>(a.integer(2)), output = partsOf(a[0], true),
+           input = Tensors{tensorOf(a[1])}](const Doors& doors) mutable -> Calls {
+            return output.list() ? doors.gather(output.lists, input, options)
+                                 : doors.gatherSingle(output.whole, input[0], options);
+          };
+    }};
 
-struct Barrier {
-  static constexpr auto kName = "barrier";
-  static constexpr std::array<const char*, 0> kArguments{};
-  static constexpr std::size_t kRequired = 0;
-  static auto bind(const Arguments<0>&) {
-    return [](const Doors& doors) -> Calls {
-      return doors.barrier(synchronous<c10d::BarrierOptions>());
-    };
-  }
-};
+inline constexpr Call kScatter{
+    "scatter", std::array{"output", "input", "src"}, 3, [](const auto& a) {
+      return [options = synchronous<c10d::ScatterOptions>(a.integer(2)),
+              output = Tensors{tensorOf(a[0])},
+              input = partsOf(a[1], true)](const Doors& doors) mutable -> Calls {
+        return input.list() ? doors.scatter(output, input.lists, options)
+                            : doors.scatterSingle(output[0], input.whole, options);
+      };
+    }};
 
-struct Send {
-  static constexpr auto kName = "send";
-  static constexpr std::array kArguments{"tensor", "dst", "tag"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<3>& a) {
-    return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
-               const Doors& doors) mutable -> Calls { return doors.send(tensors, peer, tag); };
-  }
-};
+inline constexpr Call kBarrier{
+    "barrier", std::array<const char*, 0>{}, 0,
+    [](const auto&) { return checks(&Doors::barrier, synchronous<c10d::BarrierOptions>()); }};
 
-struct Recv {
-  static constexpr auto kName = "recv";
-  static constexpr std::array kArguments{"tensor", "src", "tag"};
-  static constexpr std::size_t kRequired = 2;
-  static auto bind(const Arguments<3>& a) {
-    return [tensors = Tensors{tensorOf(a[0])}, peer = a.integer(1), tag = a.integerOr(2, 0)](
-               const Doors& doors) mutable -> Calls { return doors.recv(tensors, peer, tag); };
-  }
-};
+inline constexpr Call kSend{"send", std::array{"tensor", "dst", "tag"}, 2, [](const auto& a) {
+                              return checks(&Doors::send, Tensors{tensorOf(a[0])}, a.integer(1),
+                                            a.integerOr(2, 0));
+                            }};
+
+inline constexpr Call kRecv{"recv", std::array{"tensor", "src", "tag"}, 2, [](const auto& a) {
+                              return checks(&Doors::recv, Tensors{tensorOf(a[0])}, a.integer(1),
+                                            a.integerOr(2, 0));
+                            }};
 
 /// Sends a message to one rank while it receives one from another.
-struct SendRecv {
-  static constexpr auto kName = "sendrecv";
-  static constexpr std::array kArguments{"send", "dst", "recv", "src", "tag"};
-  static constexpr std::size_t kRequired = 4;
-  static auto bind(const Arguments<5>& a) {
-    return
-        [sent = Tensors{tensorOf(a[0])}, received = Tensors{tensorOf(a[2])}, target = a.integer(1),
-         source = a.integer(3), tag = a.integerOr(4, 0)](const Doors& doors) mutable -> Calls {
-          return doors.sendrecv(sent, target, received, source, tag);
-        };
-  }
-};
+inline constexpr Call kSendRecv{
+    "sendrecv", std::array{"send", "dst", "recv", "src", "tag"}, 4, [](const auto& a) {
+      return checks(&Doors::sendrecv, Tensors{tensorOf(a[0])}, a.integer(1),
+                    Tensors{tensorOf(a[2])}, a.integer(3), a.integerOr(4, 0));
+    }};
 
 }  // namespace fastcoll::direct

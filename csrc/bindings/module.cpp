@@ -12,13 +12,7 @@
 #include "torch/error.hpp"
 
 namespace py = pybind11;
-using fastcoll::Doors;
-using fastcoll::Fusion;
-using fastcoll::Options;
-using fastcoll::ProcessGroupFastcoll;
-using fastcoll::Setting;
-using fastcoll::Settings;
-using fastcoll::TuningTable;
+using namespace fastcoll;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
@@ -48,9 +42,9 @@ void bindSettings(py::class_<Options, c10d::Backend::Options, Ref<Options>>& opt
     options.def_property(
         name.c_str(), [field](const Options& o) { return o.settings.*field; },
         [field, setting, name](Options& o, const Value& value) {
-          const std::string text = fastcoll::concat(value);
-          const std::string given = fastcoll::concat("fastcoll.Options: ", name, "=", text);
-          fastcoll::translated([&] { setting.parse(given, text, o.settings.*field); });
+          const std::string text = concat(value);
+          const std::string given = concat("fastcoll.Options: ", name, "=", text);
+          translated([&] { setting.parse(given, text, o.settings.*field); });
         });
   });
 }
@@ -62,7 +56,7 @@ py::object pools(const char* name) {
 /// Copies the fields of an object like torch's NCCLConfig.
 void setConfig(Options& options, const py::object& given) {
   const auto type = py::module_::import("fastcoll.cuda.nccl_config").attr("NcclConfig");
-  options.config = fastcoll::heldByPython(type(given));
+  options.config = heldByPython(type(given));
 }
 
 py::object configOf(Options& options) {
@@ -89,33 +83,32 @@ py::object called(const py::object& factory) {
     return factory();
   } catch (const py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
-    throw fastcoll::Error(fastcoll::ErrorKind::Backend, py::str(error.value()).cast<std::string>());
+    throw Error(ErrorKind::Backend, py::str(error.value()).cast<std::string>());
   }
 }
 
 void setGlooFactory(py::object factory) {
-  fastcoll::GlooNetwork::setFactory(
-      [&make = fastcoll::keptByPython(std::move(factory))]() -> fastcoll::GlooNetwork::Maker {
-        py::gil_scoped_acquire gil;
-        return [maker = fastcoll::heldByPython(called(make))](const Ref<c10d::Store>& store,
-                                                              int rank, int size,
-                                                              std::chrono::milliseconds timeout) {
-          py::gil_scoped_acquire again;
-          try {
-            return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
-          } catch (const py::error_already_set& error) {
-            throw fastcoll::Error(
-                fastcoll::ErrorKind::Backend,
-                std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
-          }
-        };
-      });
+  GlooNetwork::setFactory([&make = keptByPython(std::move(factory))]() -> GlooNetwork::Maker {
+    py::gil_scoped_acquire gil;
+    return [maker = heldByPython(called(make))](const Ref<c10d::Store>& store, int rank, int size,
+                                                std::chrono::milliseconds timeout) {
+      py::gil_scoped_acquire again;
+      try {
+        return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
+      } catch (const py::error_already_set& error) {
+        throw Error(ErrorKind::Backend,
+                    std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
+      }
+    };
+  });
 }
 
-/// `load` imports fastcoll._cuda.
-void setDeviceLoader(py::object load) {
-  fastcoll::setDeviceLoader(
-      [&load = fastcoll::keptByPython(std::move(load))] { fastcoll::inPython([&] { load(); }); });
+template <typename Opts>
+Opts optionsOf(c10d::ReduceOp op, bool async) {
+  Opts opts;
+  opts.reduceOp = std::move(op);
+  opts.asyncOp = async;
+  return opts;
 }
 
 py::list groups() {
@@ -182,15 +175,13 @@ PYBIND11_MODULE(_C, m) {
           [](ProcessGroupFastcoll& g, std::vector<at::Tensor> tensors, c10d::ReduceOp op,
              bool async, std::optional<at::ScalarType> wire, double scale, std::string algorithm,
              std::optional<bool> fuse) {
-            c10d::AllreduceOptions opts;
-            opts.reduceOp = std::move(op);
-            opts.asyncOp = async;
-            fastcoll::AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
-            if (wire) options.wire = fastcoll::dtypeOf(*wire);
-            const bool plain = options == fastcoll::AllReduceOptions{};
+            const auto opts = optionsOf<c10d::AllreduceOptions>(std::move(op), async);
+            AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
+            if (wire) options.wire = dtypeOf(*wire);
+            const bool plain = options == AllReduceOptions{};
             return g.launch(
                 &Doors::allReduceList, tensors, opts,
-                plain ? nullptr : std::make_shared<fastcoll::AllReduceOptions>(std::move(options)));
+                plain ? nullptr : std::make_shared<AllReduceOptions>(std::move(options)));
           },
           py::arg("tensors"), py::arg("op"), py::arg("async_op") = false, py::kw_only(),
           py::arg("wire_dtype") = std::nullopt, py::arg("scale") = 1.0, py::arg("algorithm") = "",
@@ -199,9 +190,7 @@ PYBIND11_MODULE(_C, m) {
           "all_reduce_fused",
           [](ProcessGroupFastcoll& g, const std::vector<at::Tensor>& tensors, c10d::ReduceOp op,
              std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares, bool async) {
-            c10d::AllreduceOptions opts;
-            opts.reduceOp = std::move(op);
-            opts.asyncOp = async;
+            const auto opts = optionsOf<c10d::AllreduceOptions>(std::move(op), async);
             return g.launch(&Doors::allReduceFused, tensors, opts,
                             Fusion{wire, std::move(squares)});
           },
@@ -213,9 +202,7 @@ PYBIND11_MODULE(_C, m) {
           [](ProcessGroupFastcoll& g, const at::Tensor& output, const at::Tensor& input,
              c10d::ReduceOp op, std::optional<at::ScalarType> wire,
              std::optional<at::Tensor> squares, bool async) {
-            c10d::ReduceScatterOptions opts;
-            opts.reduceOp = std::move(op);
-            opts.asyncOp = async;
+            const auto opts = optionsOf<c10d::ReduceScatterOptions>(std::move(op), async);
             return g.launch(&Doors::reduceScatterFused, output, input, opts,
                             Fusion{wire, std::move(squares)});
           },
@@ -245,9 +232,14 @@ PYBIND11_MODULE(_C, m) {
            py::call_guard<py::gil_scoped_release>());
 
   m.def("set_gloo_factory", &setGlooFactory, py::arg("factory"));
-  m.def("set_device_loader", &setDeviceLoader, py::arg("load"));
+  m.def(
+      "set_device_loader",  // `load` imports fastcoll._cuda
+      [](py::object load) {
+        setDeviceLoader([&load = keptByPython(std::move(load))] { inPython([&load] { load(); }); });
+      },
+      py::arg("load"));
   m.def("groups", &groups);
-  m.def("reduce_isa", &fastcoll::reduceIsa);
+  m.def("reduce_isa", &reduceIsa);
   m.def("build_info", [] {
     py::dict info;
     info["fastcoll"] = FASTCOLL_VERSION;
@@ -260,16 +252,16 @@ PYBIND11_MODULE(_C, m) {
       "select_host_broadcast",
       [](int hosts, std::size_t bytes, std::size_t linkBytes) {
         constexpr const char* kNames[] = {"flat", "scatter_all_gather", "chain"};
-        return kNames[static_cast<int>(fastcoll::selectHostBroadcast(hosts, bytes, linkBytes))];
+        return kNames[static_cast<int>(selectHostBroadcast(hosts, bytes, linkBytes))];
       },
       py::arg("hosts"), py::arg("bytes"), py::arg("link_bytes"));
-  m.def("reduces_in_one_step", &fastcoll::reducesInOneStep, py::arg("hosts"), py::arg("partial"),
+  m.def("reduces_in_one_step", &reducesInOneStep, py::arg("hosts"), py::arg("partial"),
         py::arg("result"), py::arg("link_bytes"));
   m.def("_shutdown_all", &ProcessGroupFastcoll::shutdownAll,
         py::call_guard<py::gil_scoped_release>());
 
-  fastcoll::setInterruptCheck(&checkSignals);
+  setInterruptCheck(&checkSignals);
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
-  fastcoll::bindCommunicator(m);
-  fastcoll::bindTrace(m);
+  bindCommunicator(m);
+  bindTrace(m);
 }

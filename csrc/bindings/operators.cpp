@@ -10,11 +10,10 @@
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <strings.h>
+
 #include <array>
-#include <cctype>
 #include <numeric>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "process_group.hpp"
@@ -29,21 +28,14 @@ namespace {
       Error(ErrorKind::Value, "torch.ops.fastcoll.", call, ": expected ", expected, ", got ", got));
 }
 
+// The two count alike.
+static_assert(static_cast<int>(ReduceOp::BitXor) == c10d::ReduceOp::BXOR);
+
 c10d::ReduceOp reduceOp(const char* call, const std::string& name) {
-  static constexpr std::array<std::pair<std::string_view, c10d::ReduceOp::RedOpType>, 8> kOps{{
-      {"sum", c10d::ReduceOp::SUM},
-      {"avg", c10d::ReduceOp::AVG},
-      {"product", c10d::ReduceOp::PRODUCT},
-      {"min", c10d::ReduceOp::MIN},
-      {"max", c10d::ReduceOp::MAX},
-      {"band", c10d::ReduceOp::BAND},
-      {"bor", c10d::ReduceOp::BOR},
-      {"bxor", c10d::ReduceOp::BXOR},
-  }};
-  std::string lower = name;
-  for (char& letter : lower) letter = static_cast<char>(std::tolower(letter));
-  for (const auto& [known, op] : kOps) {
-    if (known == lower) return op;
+  for (int op = c10d::ReduceOp::SUM; op <= c10d::ReduceOp::BXOR; ++op) {
+    if (::strcasecmp(reduceOpName(static_cast<ReduceOp>(op)), name.c_str()) == 0) {
+      return static_cast<c10d::ReduceOp::RedOpType>(op);
+    }
   }
   refuseCall(call, "a reduce_op of sum, avg, product, min, max, band, bor, bxor",
              concat("'", name, "'"));
@@ -62,8 +54,9 @@ GroupRef groupNamed(const char* call, const std::string& name) {
 /// Fastcoll's backend of a group for a tensor. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's wrapper
 /// of it.
 struct Target {
-  Target(const char* call, const std::string& name, const at::Tensor& tensor)
-      : group(groupNamed(call, name)),
+  Target(const char* of, const std::string& name, const at::Tensor& tensor)
+      : call(of),
+        group(groupNamed(call, name)),
         backend(find(tensor)),
         ours(dynamic_cast<ProcessGroupFastcoll*>(backend.get())) {
     if (tensor.layout() != at::kStrided) {
@@ -80,7 +73,7 @@ struct Target {
     }
   }
   /// The size that the graph was compiled for; another one would need other code.
-  int size(const char* call, std::int64_t given) const {
+  int size(std::int64_t given) const {
     if (given == group->getSize()) return group->getSize();
     refuseCall(call, concat("a group_size of ", group->getSize(), ", that of the group"),
                concat(given));
@@ -95,6 +88,7 @@ struct Target {
     }
   }
 
+  const char* const call;
   const GroupRef group;
   const c10::intrusive_ptr<c10d::Backend> backend;
   ProcessGroupFastcoll* const ours;  // nullptr: wrapped
@@ -102,39 +96,6 @@ struct Target {
 
 void wait(const WorkRef& work) {
   if (work != nullptr) work->wait();
-}
-
-// --- results -------------------------------------------------------------------------------------
-
-at::Tensor resultOf(const at::Tensor& input, at::IntArrayRef sizes) {
-  return at::empty(sizes, input.options());
-}
-
-at::Tensor gathered(const at::Tensor& input, int ranks) {
-  auto sizes = input.sizes().vec();
-  if (sizes.empty()) sizes.emplace_back(1);
-  sizes[0] *= ranks;
-  return resultOf(input, sizes);
-}
-
-at::Tensor scattered(const char* call, const at::Tensor& input, int ranks) {
-  auto sizes = input.sizes().vec();
-  if (sizes.empty() || sizes[0] % ranks != 0) {
-    refuseCall(call, concat("an input whose first dimension is a multiple of ", ranks),
-               c10::str(input.sizes()));
-  }
-  sizes[0] /= ranks;
-  return resultOf(input, sizes);
-}
-
-/// `splits` are the rows that arrive from each rank; none means as many as are sent.
-at::Tensor exchanged(const char* call, const at::Tensor& input, at::IntArrayRef splits) {
-  auto sizes = input.sizes().vec();
-  if (sizes.empty()) refuseCall(call, "an input of at least one dimension", "a scalar");
-  if (!splits.empty()) {
-    sizes[0] = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
-  }
-  return resultOf(input, sizes);
 }
 
 // --- kernels on data -----------------------------------------------------------------------------
@@ -155,7 +116,7 @@ void allReduceInPlace(const at::Tensor& tensor, const std::string& op, const std
 at::Tensor allReduce(const at::Tensor& input, const std::string& op, const std::string& group) {
   const Target target("all_reduce", group, input);
   const auto options = allReduceOptions("all_reduce", op);
-  at::Tensor result = resultOf(input, input.sizes());
+  at::Tensor result = at::empty(input.sizes(), input.options());
   if (target.ours != nullptr && input.is_cpu()) {
     wait(target.ours->launch(&Doors::allReduceInto, result, input, options));
     return result;
@@ -166,46 +127,55 @@ at::Tensor allReduce(const at::Tensor& input, const std::string& op, const std::
   return result;
 }
 
-void gatherInto(const char* call, at::Tensor output, at::Tensor input, const Target& target) {
+void gatherInto(const Target& target, at::Tensor output, at::Tensor input) {
   c10d::AllgatherOptions options;
   options.asyncOp = false;
   wait(target.backend->_allgather_base(output, input, options));
 }
 
 void allGatherInto(const at::Tensor& input, const std::string& group, const at::Tensor& out) {
-  gatherInto("all_gather_out", out, input, Target("all_gather_out", group, input));
+  gatherInto(Target("all_gather_out", group, input), out, input);
 }
 
 at::Tensor allGather(const at::Tensor& input, std::int64_t size, const std::string& group) {
   const Target target("all_gather", group, input);
-  at::Tensor result = gathered(input, target.size("all_gather", size));
-  gatherInto("all_gather", result, input, target);
+  auto sizes = input.sizes().vec();
+  if (sizes.empty()) sizes.emplace_back(1);
+  sizes[0] *= target.size(size);
+  at::Tensor result = at::empty(sizes, input.options());
+  gatherInto(target, result, input);
   return result;
 }
 
-void scatterInto(const char* call, at::Tensor output, at::Tensor input, const std::string& op,
-                 const Target& target) {
+void scatterInto(const Target& target, at::Tensor output, at::Tensor input, const std::string& op) {
   c10d::ReduceScatterOptions options;
-  options.reduceOp = reduceOp(call, op);
+  options.reduceOp = reduceOp(target.call, op);
   options.asyncOp = false;
   wait(target.backend->_reduce_scatter_base(output, input, options));
 }
 
 void reduceScatterInto(const at::Tensor& input, const std::string& op, const std::string& group,
                        const at::Tensor& out) {
-  scatterInto("reduce_scatter_out", out, input, op, Target("reduce_scatter_out", group, input));
+  scatterInto(Target("reduce_scatter_out", group, input), out, input, op);
 }
 
 at::Tensor reduceScatter(const at::Tensor& input, const std::string& op, std::int64_t size,
                          const std::string& group) {
   const Target target("reduce_scatter", group, input);
-  at::Tensor result = scattered("reduce_scatter", input, target.size("reduce_scatter", size));
-  scatterInto("reduce_scatter", result, input, op, target);
+  const int ranks = target.size(size);
+  auto sizes = input.sizes().vec();
+  if (sizes.empty() || sizes[0] % ranks != 0) {
+    refuseCall(target.call, concat("an input whose first dimension is a multiple of ", ranks),
+               c10::str(input.sizes()));
+  }
+  sizes[0] /= ranks;
+  at::Tensor result = at::empty(sizes, input.options());
+  scatterInto(target, result, input, op);
   return result;
 }
 
-void exchangeInto(const char* call, at::Tensor output, at::Tensor input, at::IntArrayRef received,
-                  at::IntArrayRef sent, const Target& target) {
+void exchangeInto(const Target& target, at::Tensor output, at::Tensor input,
+                  at::IntArrayRef received, at::IntArrayRef sent) {
   c10d::AllToAllOptions options;
   options.asyncOp = false;
   auto outputSplits = received.vec();
@@ -215,16 +185,18 @@ void exchangeInto(const char* call, at::Tensor output, at::Tensor input, at::Int
 
 void allToAllInto(const at::Tensor& input, at::IntArrayRef received, at::IntArrayRef sent,
                   const std::string& group, const at::Tensor& out) {
-  exchangeInto("all_to_all_out", out, input, received, sent,
-               Target("all_to_all_out", group, input));
+  exchangeInto(Target("all_to_all_out", group, input), out, input, received, sent);
 }
 
 at::Tensor allToAll(const at::Tensor& input, c10::SymIntArrayRef received, c10::SymIntArrayRef sent,
                     const std::string& group) {
   const Target target("all_to_all", group, input);
-  const auto outputSplits = C10_AS_INTARRAYREF_SLOW(received);
-  at::Tensor result = exchanged("all_to_all", input, outputSplits);
-  exchangeInto("all_to_all", result, input, outputSplits, C10_AS_INTARRAYREF_SLOW(sent), target);
+  const auto splits = C10_AS_INTARRAYREF_SLOW(received);  // rows; none: as many as are sent
+  auto sizes = input.sizes().vec();
+  if (sizes.empty()) refuseCall(target.call, "an input of at least one dimension", "a scalar");
+  if (!splits.empty()) sizes[0] = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+  at::Tensor result = at::empty(sizes, input.options());
+  exchangeInto(target, result, input, splits, C10_AS_INTARRAYREF_SLOW(sent));
   return result;
 }
 

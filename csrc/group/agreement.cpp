@@ -14,12 +14,12 @@ constexpr char kAgainst[] = "apart: ";
 constexpr std::size_t kLongestReason = 500;
 
 // A rank that waits this long for the roster posts that it has arrived.
-constexpr Milliseconds kSayThatCame{100};
+constexpr Milliseconds kArrivalAfter{100};
 
 // Time for a running process to answer, before this rank checks what else may have happened.
 constexpr Milliseconds kAnswer{2};
 
-std::string cameKey(std::uint64_t nonce) {
+std::string arrivalKey(std::uint64_t nonce) {
   return concat("fastcoll/c/", nonce);
 }
 
@@ -66,14 +66,14 @@ void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason)
 
 std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds timeout) {
   const auto began = Clock::now();
-  int look = 0;
+  int polls = 0;
   const auto& values = roster_.gather(isCurrent(), [&] {
     throwIfCancelled();
-    if (Clock::now() >= deadline) gatheredTooLate(timeout);
-    if (++look % 8 != 0) return;
-    sayThatCame(began, timeout);
+    if (Clock::now() >= deadline) throwNotGathered(timeout);
+    if (++polls % 8 != 0) return;
+    postArrival(began, timeout);
     requireToBeAlone();
-    lookAtNext();
+    checkNextRank();
   });
   std::vector<GroupRecord> records(values.size());
   std::string missing;
@@ -91,25 +91,25 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
 
 /// Posts that this rank has arrived, once it has waited a while. Ranks that time out then do not
 /// report it as missing.
-void Rendezvous::sayThatCame(TimePoint since, Milliseconds timeout) {
-  if (saidThatCame_ || Clock::now() - since < std::min(kSayThatCame, timeout / 2)) return;
-  store_.set(cameKey(own_.nonce), "");
-  saidThatCame_ = true;
+void Rendezvous::postArrival(TimePoint since, Milliseconds timeout) {
+  if (arrivalPosted_ || Clock::now() - since < std::min(kArrivalAfter, timeout / 2)) return;
+  store_.set(arrivalKey(own_.nonce), "");
+  arrivalPosted_ = true;
 }
 
-bool Rendezvous::hasCome(const GroupRecord& record) {
-  return record.nonce == own_.nonce || store_.has(cameKey(record.nonce));
+bool Rendezvous::hasPostedArrival(const GroupRecord& record) {
+  return record.nonce == own_.nonce || store_.has(arrivalKey(record.nonce));
 }
 
 /// Timed out: names the ranks that have not created the group, or not arrived at its first
 /// collective.
-void Rendezvous::gatheredTooLate(Milliseconds timeout) {
+void Rendezvous::throwNotGathered(Milliseconds timeout) {
   std::string without, late;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     GroupRecord record{};
     if (!read(rank, record)) {
       without += concat(without.empty() ? "" : ", ", rank);
-    } else if (!hasCome(record)) {
+    } else if (!hasPostedArrival(record)) {
       late += concat(late.empty() ? "" : "; ", "rank ", rank, " (", nameOf(record), stateOf(record),
                      ") has not arrived at the group's first collective");
     }
@@ -149,11 +149,11 @@ std::optional<std::string> Rendezvous::bindAll(const std::vector<int>& peers, Ti
                                                Milliseconds timeout) {
   const auto began = Clock::now();
   for (const int peer : peers) {
-    for (int looks = 0; !bind(records_[peer], kAnswer); pause(looks)) {
+    for (int polls = 0; !bind(records_[peer], kAnswer); pause(polls)) {
       throwIfCancelled();
       if (Clock::now() >= deadline) return missingOf(peers);
-      if (looks % 8 != 7) continue;
-      sayThatCame(began, timeout);
+      if (polls % 8 != 7) continue;
+      postArrival(began, timeout);
       // A peer that cannot share memory has voted already, and will never listen.
       if (std::string against; votedAgainst(peers, against)) return against;
       if (membersChanged()) return std::nullopt;
@@ -169,12 +169,12 @@ std::optional<std::string> Rendezvous::bindAll(const std::vector<int>& peers, Ti
 bool Rendezvous::membersChanged() {
   requireToBeAlone();
   if (roster_.changed(isCurrent())) return true;
-  throwIfTold(faultKey(roster_.id()));
-  lookAtNext();  // one may have failed before it had the roster
+  throwIfPublished(faultKey(roster_.id()));
+  checkNextRank();  // one may have failed before it had the roster
   for (const auto& record : records_) {
     GroupRecord now{};
-    if (!processGone(record) || !read(static_cast<int>(record.rank), now)) continue;
-    if (now.nonce == record.nonce) throwGone(record);
+    if (!processEnded(record) || !read(static_cast<int>(record.rank), now)) continue;
+    if (now.nonce == record.nonce) throwEnded(record);
   }
   return false;
 }
@@ -182,14 +182,14 @@ bool Rendezvous::membersChanged() {
 /// The votes of all ranks; empty if the records have changed.
 std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint deadline,
                                           Milliseconds timeout) {
-  int look = 0;
+  int polls = 0;
   bool restart = false;
   const auto onPoll = [&] {
     throwIfCancelled();
     if (Clock::now() >= deadline) {
       std::string missing, undecided;
       for (const int rank : roster_.missing(kVotes)) {  // some may wait for ranks of their hosts
-        auto& list = hasCome(records_[rank]) ? undecided : missing;
+        auto& list = hasPostedArrival(records_[rank]) ? undecided : missing;
         list += concat(list.empty() ? "" : ", ", rank);
       }
       timedOut(
@@ -198,7 +198,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
               : concat("rank(s) ", missing, " have not arrived at the group's first collective"),
           timeout);
     }
-    if (++look % 8 == 0) restart = membersChanged();
+    if (++polls % 8 == 0) restart = membersChanged();
   };
   auto votes = roster_.exchange(kVotes, own, onPoll, [&] { return restart; });
   if (!votes) return {};
@@ -211,7 +211,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
 }
 
 Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
-  came_ = millisSince1970();
+  arrivedAt_ = millisSince1970();
   for (;;) {
     records_ = gather(deadline, timeout);
     Agreement agreement;

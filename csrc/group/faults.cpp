@@ -1,11 +1,13 @@
 #include "group/faults.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "base/utf8.hpp"
@@ -16,25 +18,16 @@ namespace {
 constexpr std::size_t kLongest = 1000;
 constexpr int kFailures = 5;  // in a row, after which check() no longer reads the store
 
-// The kinds of fault that other ranks may raise, and their letters; any other is written as the
-// first. One rank's bad arguments are not theirs.
-constexpr std::pair<ErrorKind, char> kKinds[] = {{ErrorKind::Backend, 'B'},
-                                                 {ErrorKind::Timeout, 'T'},
-                                                 {ErrorKind::Store, 'S'},
-                                                 {ErrorKind::Network, 'N'}};
+// The kinds of fault that other ranks may raise, from Backend on, and their letters. Any other is
+// written as Backend: one rank's bad arguments are not theirs.
+constexpr std::string_view kLetters = "BTSN";
+constexpr int kFirstKind = static_cast<int>(ErrorKind::Backend);
+static_assert(static_cast<int>(ErrorKind::Timeout) == kFirstKind + 1 &&
+              static_cast<int>(ErrorKind::Store) == kFirstKind + 2 &&
+              static_cast<int>(ErrorKind::Network) == kFirstKind + 3);
 
 char letterOf(ErrorKind kind) {
-  for (const auto& [known, letter] : kKinds) {
-    if (known == kind) return letter;
-  }
-  return kKinds[0].second;
-}
-
-std::optional<ErrorKind> kindOf(char given) {
-  for (const auto& [kind, letter] : kKinds) {
-    if (letter == given) return kind;
-  }
-  return std::nullopt;
+  return kLetters[std::max(0, static_cast<int>(kind) - kFirstKind)];
 }
 
 /// The format: a letter for the kind, the time in decimal, a space, the text.
@@ -43,10 +36,12 @@ std::optional<Fault> parse(const std::string& value) {
   if (space == std::string::npos || space < 2 || space > 20 || space + 1 == value.size()) {
     return std::nullopt;
   }
-  const auto kind = kindOf(value[0]);
+  const auto kind = kLetters.find(value[0]);
   const std::string time = value.substr(1, space - 1);
-  if (!kind || time.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
-  Fault fault{*kind, value.substr(space + 1, kLongest), std::strtoll(time.c_str(), nullptr, 10)};
+  if (kind == std::string::npos || time.find_first_not_of("0123456789") != std::string::npos)
+    return std::nullopt;
+  Fault fault{static_cast<ErrorKind>(kFirstKind + kind), value.substr(space + 1, kLongest),
+              std::strtoll(time.c_str(), nullptr, 10)};
   for (char& c : fault.text) {
     if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = ' ';
   }

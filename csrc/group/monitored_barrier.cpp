@@ -4,13 +4,14 @@
 // what an earlier group of the same name left in the store. When a round ends well, all ranks have
 // left those before, so their keys are deleted.
 #include <algorithm>
+#include <numeric>
 
 #include "group/rendezvous.hpp"
 
 namespace fastcoll {
 namespace {
 
-// Between looks for a cancellation while another barrier runs.
+// Between polls for a cancellation while another barrier runs.
 constexpr Milliseconds kSlice{20};
 
 }  // namespace
@@ -51,14 +52,12 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     std::optional<std::string> verdict;
     // Rank 0 decides. It may have begun its wait later, so this rank waits a little longer.
     const auto last = deadlineAfter(deadline, Milliseconds(500));
-    for (int looks = 0; !(verdict = posted(0)) && Clock::now() < last; pause(looks)) {
+    for (int polls = 0; !(verdict = posted(0)) && Clock::now() < last; pause(polls)) {
       throwIfCancelled();
     }
     if (verdict == "ok") return forget();
     throw Error(
-        ErrorKind::Timeout,
-
-        where, "Rank ", id.rank,
+        ErrorKind::Timeout, where, "Rank ", id.rank,
         " successfully reached monitoredBarrier, but received errors while waiting for "
         "send/recv from rank 0",
         verdict ? ", whose message names the rank that is missing" : ", which did not arrive", " (",
@@ -66,9 +65,9 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
         verdict ? " ms). Read the error of rank 0."
                 : " ms). Find the delay of rank 0, or raise the timeout.");
   }
-  std::vector<int> missing;
-  for (int rank = 1; rank < id.size; ++rank) missing.push_back(rank);
-  for (int looks = 0;; pause(looks)) {
+  std::vector<int> missing(id.size - 1);
+  std::iota(missing.begin(), missing.end(), 1);
+  for (int polls = 0;; pause(polls)) {
     throwIfCancelled();
     const bool late = Clock::now() >= deadline;
     std::erase_if(missing, [&](int rank) { return posted(rank).has_value(); });

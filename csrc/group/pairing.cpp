@@ -65,8 +65,8 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
     memory_.confirm(peer, record.nonce);
     return Met::Here;
   }
-  throwIfTold(record);  // it may have failed, and so never means this instance
-  if (!bound && processGone(record)) throwGone(record);
+  throwIfPublished(record);  // it may have failed, and so never means this instance
+  if (!bound && processEnded(record)) throwEnded(record);
   return Met::Pairing;
 }
 
@@ -94,26 +94,14 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
 }
 
 void Rendezvous::throwIfLost(const GroupRecord& record) {
-  throwIfGroupTold();
-  throwIfTold(record);
-  if (processGone(record)) throwGone(record);
+  throwIfGroupPublished();
+  throwIfPublished(record);
+  if (processEnded(record)) throwEnded(record);
 }
 
-void Rendezvous::throwIfLost(int peer) {
-  std::unique_lock<std::mutex> lock(keysMutex_);
-  const GroupRecord record = asked_.at(peer);
-  lock.unlock();
-  throwIfLost(record);
-}
-
-std::string Rendezvous::faultKeyOf(int peer) const {
+GroupRecord Rendezvous::asked(int peer) const {
   const std::lock_guard<std::mutex> lock(keysMutex_);
-  return faultKey(asked_.at(peer).nonce);
-}
-
-bool Rendezvous::hasEnded(int peer) const {
-  const std::lock_guard<std::mutex> lock(keysMutex_);
-  return processGone(asked_.at(peer));
+  return asked_.at(peer);
 }
 
 std::optional<bool> Rendezvous::coreEachIfKnown() {

@@ -94,17 +94,17 @@ bool Rendezvous::mayBeStale(const GroupRecord& record) const {
 
 /// Whether the record's process has ended. It counts only if it has run at the same time as this
 /// one: an earlier run may have left the record of another in the store.
-bool Rendezvous::processGone(const GroupRecord& record) const {
+bool Rendezvous::processEnded(const GroupRecord& record) const {
   if (processRuns(record) != 0) return false;
   if (record.createdAt >= own_.processBegan) return true;
   const auto before = ranBefore_.find(static_cast<int>(record.pid));
   return before != ranBefore_.end() && before->second == record.processStart;
 }
 
-void Rendezvous::throwGone(const GroupRecord& record) {
+void Rendezvous::throwEnded(const GroupRecord& record) {
   // Another rank may have detected a fault, written it and left: then that fault came first.
-  throwIfGroupTold();
-  throwIfTold(record);
+  throwIfGroupPublished();
+  throwIfPublished(record);
   const std::string cause = concat(
       "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
       "): connection closed by peer (process died) before the group's ranks had met", kReadLog);
@@ -117,7 +117,7 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 /// record may still be there. That fault is from before this instance, and was there at the first
 /// read. But a rank that runs, and has made as many groups of this name, has failed in this
 /// instance before this rank made it.
-void Rendezvous::throwIfTold(const GroupRecord& by) {
+void Rendezvous::throwIfPublished(const GroupRecord& by) {
   const auto fault = readFault(store_, faultKey(by.nonce));
   const bool ofThis = by.madeBefore >= own_.madeBefore && processRuns(by) == 1;
   std::unique_lock<std::mutex> lock(keysMutex_);
@@ -128,34 +128,34 @@ void Rendezvous::throwIfTold(const GroupRecord& by) {
 }
 
 /// Throws the fault of the ranks that agreed, if they have.
-void Rendezvous::throwIfGroupTold() {
+void Rendezvous::throwIfGroupPublished() {
   std::string key;
   {
     const std::lock_guard<std::mutex> lock(keysMutex_);
     key = groupFault_;
   }
-  if (!key.empty()) throwIfTold(key);
+  if (!key.empty()) throwIfPublished(key);
 }
 
-void Rendezvous::throwIfTold(const std::string& key) {
+void Rendezvous::throwIfPublished(const std::string& key) {
   if (const auto fault = readFault(store_, key)) throwFault(*fault);
 }
 
 void Rendezvous::throwFault(const Fault& fault) const {
-  const bool late = fault.kind == ErrorKind::Timeout && came_ > fault.publishedAt;
-  if (late) throw CameLate(fault.kind, site(), cameLate(fault));
+  const bool late = fault.kind == ErrorKind::Timeout && arrivedAt_ > fault.publishedAt;
+  if (late) throw CameLate(fault.kind, site(), lateCause(fault));
   throw GroupLost(fault.kind, site(), fault.text);
 }
 
 /// The error of a rank that arrives after the others have timed out. They can only name it as
 /// missing.
-std::string Rendezvous::cameLate(const Fault& fault) const {
+std::string Rendezvous::lateCause(const Fault& fault) const {
   const auto seconds = [](double milliseconds) {
     char text[32];
     std::snprintf(text, sizeof text, "%.1f s", milliseconds / 1e3);
     return std::string(text);
   };
-  const auto after = static_cast<double>(came_.load() - fault.publishedAt);
+  const auto after = static_cast<double>(arrivedAt_.load() - fault.publishedAt);
   const auto idle = static_cast<double>(nanosecondsSinceBoot() - own_.createdAt) / 1e6;
   const auto before = static_cast<double>(own_.createdAt - own_.processBegan) / 1e6;
   return concat(
@@ -181,7 +181,7 @@ std::vector<std::string> Rendezvous::faultKeys() const {
 std::string Rendezvous::endedProcesses() const {
   std::string ended;
   for (const auto& record : records_) {
-    if (!processGone(record) || memory_.hasLeft(static_cast<int>(record.rank))) continue;
+    if (!processEnded(record) || memory_.hasLeft(static_cast<int>(record.rank))) continue;
     ended += concat(ended.empty() ? "" : ", ", "rank ", record.rank, " (pid ", record.pid,
                     ", host ", text(record.host), ")");
   }
@@ -296,12 +296,12 @@ void Rendezvous::requireToBeAlone() {
 }
 
 /// Checks one other rank, the next one each time. Throws if it has failed or its process has ended.
-void Rendezvous::lookAtNext() {
+void Rendezvous::checkNextRank() {
   next_ = (next_ + 1) % memory_.size();
   GroupRecord record{};
   if (next_ == memory_.rank() || !read(next_, record)) return;
-  throwIfTold(record);
-  if (processGone(record)) throwGone(record);
+  throwIfPublished(record);
+  if (processEnded(record)) throwEnded(record);
 }
 
 /// Equal for ranks that share memory: processes of one user on one machine and in one network

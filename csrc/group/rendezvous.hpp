@@ -100,11 +100,11 @@ class Rendezvous {
   /// Call from one thread at a time.
   Met tryConnect(int peer, bool ask, std::string& name);
   /// For a peer that tryConnect() has found: throws if it or the group has failed. From any thread.
-  void throwIfLost(int peer);
+  void throwIfLost(int peer) { throwIfLost(asked(peer)); }
   /// For such a peer: the key of its own fault, and whether its process is known to have ended.
   /// From any thread; does not read the store.
-  std::string faultKeyOf(int peer) const;
-  bool hasEnded(int peer) const;
+  std::string faultKeyOf(int peer) const { return faultKey(asked(peer).nonce); }
+  bool hasEnded(int peer) const { return processEnded(asked(peer)); }
   /// Agreement::coreEach, once all ranks have created the group.
   std::optional<bool> coreEachIfKnown();
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
@@ -126,7 +126,7 @@ class Rendezvous {
     using Error::Error;
   };
   /// Thrown if the group is lost with any transport, so this rank does not vote for another one: a
-  /// rank has told its fault, or has ended.
+  /// rank has published its fault, or has ended.
   struct GroupLost : Error {
     using Error::Error;
   };
@@ -137,24 +137,25 @@ class Rendezvous {
   bool read(int rank, GroupRecord& record);
   Roster::IsCurrent isCurrent() const;
   std::vector<GroupRecord> gather(TimePoint deadline, Milliseconds timeout);
-  void lookAtNext();
-  void sayThatCame(TimePoint since, Milliseconds timeout);
-  bool hasCome(const GroupRecord& record);
+  void checkNextRank();
+  void postArrival(TimePoint since, Milliseconds timeout);
+  bool hasPostedArrival(const GroupRecord& record);
   std::string stateOf(const GroupRecord& record) const;
-  [[noreturn]] void gatheredTooLate(Milliseconds timeout);
+  [[noreturn]] void throwNotGathered(Milliseconds timeout);
   std::vector<std::string> vote(const std::string& own, TimePoint deadline, Milliseconds timeout);
   bool membersChanged();
   void requireToBeAlone();
   int processRuns(const GroupRecord& record) const;
   bool mayBeStale(const GroupRecord& record) const;
-  bool processGone(const GroupRecord& record) const;
-  [[noreturn]] void throwGone(const GroupRecord& record);
-  void throwIfTold(const std::string& key);
-  void throwIfGroupTold();
+  bool processEnded(const GroupRecord& record) const;
+  GroupRecord asked(int peer) const;
+  [[noreturn]] void throwEnded(const GroupRecord& record);
+  void throwIfPublished(const std::string& key);
+  void throwIfGroupPublished();
   void throwIfLost(const GroupRecord& record);
-  void throwIfTold(const GroupRecord& by);
+  void throwIfPublished(const GroupRecord& by);
   [[noreturn]] void throwFault(const Fault& fault) const;
-  std::string cameLate(const Fault& fault) const;
+  std::string lateCause(const Fault& fault) const;
   bool bind(const GroupRecord& record, Milliseconds patience);
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote) const;
@@ -181,12 +182,12 @@ class Rendezvous {
   GroupRecord own_;
   const std::unordered_map<int, std::uint64_t>& ranBefore_;  // see processesAtFirstCall()
   Roster roster_;
-  Roster barriers_;                    // the monitored barriers' rounds
-  std::atomic<std::int64_t> came_{0};  // when agree() was called: milliseconds since 1970
+  Roster barriers_;                         // the monitored barriers' rounds
+  std::atomic<std::int64_t> arrivedAt_{0};  // when agree() was called: milliseconds since 1970
   const std::size_t arenaBytes_;
   const std::int64_t made_ = millisSince1970();
-  int next_ = 0;  // the rank that lookAtNext() checked last
-  bool saidThatCame_ = false;
+  int next_ = 0;  // the rank that checkNextRank() checked last
+  bool arrivalPosted_ = false;
   std::timed_mutex barrierMutex_;  // held by a monitored barrier, so one runs at a time
   std::uint64_t barrier_ = 0;      // the round of the last call
   std::uint64_t barrierKept_ = 1;  // the first round whose keys this rank has not deleted

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -42,8 +43,8 @@ bool decode(const std::string& all, int count, Roster::Texts& texts) {
 
 }  // namespace
 
-void pause(int& looks) {
-  const int micros = std::min(10000, 50 << std::min(looks++, 8));
+void pause(int& polls) {
+  const int micros = std::min(10000, 50 << std::min(polls++, 8));
   std::this_thread::sleep_for(std::chrono::microseconds(micros));
 }
 
@@ -92,49 +93,41 @@ void Roster::take(Texts records, const std::string& encoded) {
 
 /// For ranks other than 0: a roster that holds this rank's own record. An earlier instance of the
 /// group may have had more ranks.
-bool Roster::lookForRoster(std::string& encoded, Texts& records) {
+bool Roster::readRoster(std::string& encoded, Texts& records) {
   return store_.tryGet(concat(folder_, "/roster"), encoded) && decode(encoded, size_, records) &&
          records[rank_] == record_;
 }
 
 const Roster::Texts& Roster::gather(const IsCurrent& isCurrent, const OnPoll& onPoll) {
   Texts records(size_);
-  std::vector<bool> have(records.size(), false);
-  if (rank_ == 0) {
-    records[0] = record_;
-    have[0] = true;
-  }
+  records[rank_] = record_;
+  std::vector<int> missing(size_ - 1);  // on rank 0: whose records it has not read
+  std::iota(missing.begin(), missing.end(), 1);
   const auto publishRoster = [&] {
     const std::string encoded = encode(records);
     take(std::move(records), encoded);
     put(keys_, concat(folder_, "/roster"), encoded_);
   };
-  for (int looks = 0;;) {
+  for (int polls = 0;;) {
     if (rank_ == 0) {
-      bool all = true;
-      for (int rank = 1; rank < size_; ++rank) {
-        const std::size_t i = rank;
-        if (have[i]) continue;
-        try {
-          have[i] = read(rank, records[i]) && isCurrent(rank, records[i]);
-        } catch (const Error&) {
-          publishRoster();
-          throw;
-        }
-        all = all && have[i];
+      try {
+        std::erase_if(missing, [&](int rank) {
+          return read(rank, records[rank]) && isCurrent(rank, records[rank]);
+        });
+      } catch (const Error&) {
+        publishRoster();
+        throw;
       }
-      if (all) {
+      if (missing.empty()) {
         publishRoster();
         return records_;
       }
-    } else if (std::string encoded; lookForRoster(encoded, records)) {
-      if (encoded != encoded_) {
-        take(std::move(records), encoded);
-        return records_;
-      }
+    } else if (std::string encoded; readRoster(encoded, records) && encoded != encoded_) {
+      take(std::move(records), encoded);
+      return records_;
     }
     onPoll();
-    pause(looks);
+    pause(polls);
   }
 }
 
@@ -143,7 +136,7 @@ bool Roster::changed(const IsCurrent& isCurrent) {
   if (rank_ != 0) {
     std::string encoded;
     Texts records;
-    return lookForRoster(encoded, records) && encoded != encoded_;
+    return readRoster(encoded, records) && encoded != encoded_;
   }
   for (int rank = 1; rank < size_; ++rank) {
     std::string now;
@@ -165,19 +158,14 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
                                               const OnPoll& onPoll,
                                               const std::function<bool()>& over) {
   Texts texts(size_);
-  std::vector<bool> have(texts.size(), false);
+  texts[0] = text;
+  int next = 1;  // on rank 0: the first one whose text it has not read
   Keys before = std::exchange(exchange_, {});
   put(exchange_, roundKey(round, rank_), text);
-  for (int looks = 0;;) {
+  for (int polls = 0;;) {
     if (rank_ == 0) {
-      bool all = true;
-      texts[0] = text;
-      for (int rank = 1; rank < size_; ++rank) {
-        const std::size_t i = rank;
-        if (!have[i]) have[i] = get(round, rank, texts[i]);
-        all = all && have[i];
-      }
-      if (all) {
+      while (next < size_ && get(round, next, texts[next])) ++next;
+      if (next == size_) {
         put(exchange_, roundKey(round), encode(texts));
         eraseAll(before);
         return texts;
@@ -193,7 +181,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
       keys_.merge(before);
       return std::nullopt;
     }
-    pause(looks);
+    pause(polls);
   }
 }
 

@@ -29,7 +29,7 @@ namespace fastcoll {
 
 /// Sleeps between two reads of the store. At first 50 us, when all ranks are about to arrive. In
 /// the end 10 ms, when some rank is late.
-void pause(int& looks);
+void pause(int& polls);
 
 class FASTCOLL_EXPORTED Roster {
  public:
@@ -80,7 +80,7 @@ class FASTCOLL_EXPORTED Roster {
   using Keys = std::set<std::string>;
   void put(Keys& keys, const std::string& key, const std::string& value);
   void take(Texts records, const std::string& encoded);
-  bool lookForRoster(std::string& encoded, Texts& records);
+  bool readRoster(std::string& encoded, Texts& records);
   void eraseAll(Keys& keys) noexcept;
 
   KeyValueStore& store_;

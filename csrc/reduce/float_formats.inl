@@ -53,16 +53,21 @@ struct BFloat16 {
   }
 };
 
-#if defined(__x86_64__) && FASTCOLL_VECTOR_BYTES > 16
+#if defined(__aarch64__) || (defined(__x86_64__) && FASTCOLL_VECTOR_BYTES > 16)
 
-/// By F16C, whose instruction gives the rounding mode.
+/// By the processor's instructions: NEON, or F16C, whose instruction gives the rounding mode.
 struct Float16 {
   using Lane = float;
-  using Raw = VectorOf<std::uint16_t, kWidth / 2>::type;
+  using Raw = Half;
   using Acc = Vec<float>;
   static constexpr std::size_t kElement = 2;
 
-#if FASTCOLL_VECTOR_BYTES == 64
+#if defined(__aarch64__)
+  static FASTCOLL_INLINE Acc unpack(Raw raw) { return (Acc)vcvt_f32_f16((float16x4_t)raw); }
+  static FASTCOLL_INLINE Raw pack(Acc acc) {
+    return (Raw)vcvt_f16_f32((float32x4_t)canonicalNan<float>(acc));
+  }
+#elif FASTCOLL_VECTOR_BYTES == 64
   // With a mask of ones, because GCC 12 warns that plain intrinsics read an undefined register.
   static FASTCOLL_INLINE Acc unpack(Raw raw) {
     return (Acc)_mm512_maskz_cvtph_ps(0xffff, (__m256i)raw);
@@ -77,22 +82,6 @@ struct Float16 {
     return (Raw)_mm256_cvtps_ph((__m256)canonicalNan<float>(acc), _MM_FROUND_TO_NEAREST_INT);
   }
 #endif
-  static FASTCOLL_INLINE Half narrow(Vec<float> v) { return pack(v); }
-  static FASTCOLL_INLINE Vec<float> widen(Half half) { return unpack(half); }
-};
-
-#elif defined(__aarch64__)
-
-struct Float16 {
-  using Lane = float;
-  using Raw = VectorOf<std::uint16_t, kWidth / 2>::type;
-  using Acc = Vec<float>;
-  static constexpr std::size_t kElement = 2;
-
-  static FASTCOLL_INLINE Acc unpack(Raw raw) { return (Acc)vcvt_f32_f16((float16x4_t)raw); }
-  static FASTCOLL_INLINE Raw pack(Acc acc) {
-    return (Raw)vcvt_f16_f32((float32x4_t)canonicalNan<float>(acc));
-  }
   static FASTCOLL_INLINE Half narrow(Vec<float> v) { return pack(v); }
   static FASTCOLL_INLINE Vec<float> widen(Half half) { return unpack(half); }
 };

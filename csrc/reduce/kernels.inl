@@ -68,102 +68,66 @@ ReduceFn integerKernel(ReduceOp op) {
   using Bits = typename Lanes<T>::Bits;  // sums and products wrap around; signed T shares them
   if (op == ReduceOp::Sum) return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;
   if constexpr (!kSumsOnly) {
-    switch (op) {
-      case ReduceOp::Avg:
-        return integerAverage<T>;
-      case ReduceOp::Product:
-        return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
-      case ReduceOp::Min:
-        return kernel<IntegerKernel<T, Lower>, sizeof(T)>;
-      case ReduceOp::Max:
-        return kernel<IntegerKernel<T, Higher>, sizeof(T)>;
-      case ReduceOp::BitAnd:
-        return kernel<IntegerKernel<std::uint64_t, And>, sizeof(T)>;
-      case ReduceOp::BitOr:
-        return kernel<IntegerKernel<std::uint64_t, Or>, sizeof(T)>;
-      case ReduceOp::BitXor:
-        return kernel<IntegerKernel<std::uint64_t, Xor>, sizeof(T)>;
-      default:
-        break;
-    }
+    if (op == ReduceOp::Avg) return integerAverage<T>;
+    if (op == ReduceOp::Product) return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
+    if (op == ReduceOp::Min) return kernel<IntegerKernel<T, Lower>, sizeof(T)>;
+    if (op == ReduceOp::Max) return kernel<IntegerKernel<T, Higher>, sizeof(T)>;
+    if (op == ReduceOp::BitAnd) return kernel<IntegerKernel<std::uint64_t, And>, sizeof(T)>;
+    if (op == ReduceOp::BitOr) return kernel<IntegerKernel<std::uint64_t, Or>, sizeof(T)>;
+    if (op == ReduceOp::BitXor) return kernel<IntegerKernel<std::uint64_t, Xor>, sizeof(T)>;
   }
   return nullptr;
 }
 
 ReduceFn boolKernel(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-    case ReduceOp::Max:
-    case ReduceOp::BitOr:
-      return kernel<BoolKernel<Or>, 1>;
-    case ReduceOp::Product:
-    case ReduceOp::Min:
-    case ReduceOp::BitAnd:
-      return kernel<BoolKernel<And>, 1>;
-    case ReduceOp::BitXor:
-      return kernel<BoolKernel<Xor>, 1>;
-    default:
-      return nullptr;
-  }
+  if (kSumsOnly) return nullptr;
+  const bool isOr = op == ReduceOp::Sum || op == ReduceOp::Max || op == ReduceOp::BitOr;
+  const bool isAnd = op == ReduceOp::Product || op == ReduceOp::Min || op == ReduceOp::BitAnd;
+  if (isOr) return kernel<BoolKernel<Or>, 1>;
+  if (isAnd) return kernel<BoolKernel<And>, 1>;
+  return op == ReduceOp::BitXor ? kernel<BoolKernel<Xor>, 1> : nullptr;
 }
+
+constexpr struct {
+  DType dtype;
+  ReduceFn (*reduction)(ReduceOp op);
+  SquaresFn squares;
+} kRows[] = {
+    {DType::UInt8, integerKernel<std::uint8_t>, nullptr},
+    {DType::Int8, integerKernel<std::int8_t>, nullptr},
+    {DType::UInt16, integerKernel<std::uint16_t>, nullptr},
+    {DType::Int16, integerKernel<std::int16_t>, nullptr},
+    {DType::UInt32, integerKernel<std::uint32_t>, nullptr},
+    {DType::Int32, integerKernel<std::int32_t>, nullptr},
+    {DType::UInt64, integerKernel<std::uint64_t>, nullptr},
+    {DType::Int64, integerKernel<std::int64_t>, nullptr},
+    {DType::Bool, boolKernel, nullptr},
+    {DType::Float16, floatKernel<Float16, false>, squaresOfHalves<Float16>},
+    {DType::BFloat16, floatKernel<BFloat16, false>, squaresOfHalves<BFloat16>},
+    {DType::Float32, floatKernel<Native<float>, false>, squaresOf<float>},
+    {DType::Float64, floatKernel<Native<double>, false>, squaresOf<double>},
+    {DType::Complex64, floatKernel<Native<float>, true>, nullptr},
+    {DType::Complex128, floatKernel<Native<double>, true>, nullptr},
+};
 
 ReduceFn reductionOf(DType dtype, ReduceOp op) noexcept {
-  switch (dtype) {
-    case DType::UInt8:
-      return integerKernel<std::uint8_t>(op);
-    case DType::Int8:
-      return integerKernel<std::int8_t>(op);
-    case DType::UInt16:
-      return integerKernel<std::uint16_t>(op);
-    case DType::Int16:
-      return integerKernel<std::int16_t>(op);
-    case DType::UInt32:
-      return integerKernel<std::uint32_t>(op);
-    case DType::Int32:
-      return integerKernel<std::int32_t>(op);
-    case DType::UInt64:
-      return integerKernel<std::uint64_t>(op);
-    case DType::Int64:
-      return integerKernel<std::int64_t>(op);
-    case DType::Bool:
-      if constexpr (!kSumsOnly) return boolKernel(op);
-      return nullptr;
-    case DType::Float16:
-      return floatKernel<Float16, false>(op);
-    case DType::BFloat16:
-      return floatKernel<BFloat16, false>(op);
-    case DType::Float32:
-      return floatKernel<Native<float>, false>(op);
-    case DType::Float64:
-      return floatKernel<Native<double>, false>(op);
-    case DType::Complex64:
-      return floatKernel<Native<float>, true>(op);
-    case DType::Complex128:
-      return floatKernel<Native<double>, true>(op);
-    default:
-      return nullptr;
+  for (const auto& row : kRows) {
+    if (row.dtype == dtype) return row.reduction(op);
   }
+  return nullptr;
 }
 
-SquaresFn squaresOf(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::Float16:
-      return squaresOfHalves<Float16>;
-    case DType::BFloat16:
-      return squaresOfHalves<BFloat16>;
-    case DType::Float32:
-      return squaresOf<float>;
-    case DType::Float64:
-      return squaresOf<double>;
-    default:
-      return nullptr;
+SquaresFn squaresFor(DType dtype) noexcept {
+  for (const auto& row : kRows) {
+    if (row.dtype == dtype) return row.squares;
   }
+  return nullptr;
 }
 
 }  // namespace
 
 const IsaKernels FASTCOLL_KERNELS = {reductionOf,
-                                     squaresOf,
+                                     squaresFor,
                                      {narrowAll<BFloat16>, widenAll<BFloat16>},
                                      {narrowAll<Float16>, widenAll<Float16>}};
 

@@ -66,7 +66,7 @@ const IsaKernels& kernels() {
 std::string whyNot(DType dtype, ReduceOp op) {
   const char* type = dtypeName(dtype);
   const char* name = reduceOpName(op);
-  if (!isSummed(dtype)) {
+  if (!infoOf(dtype).summed) {
     const char* to = dtype == DType::Complex32 ? "complex64" : "bfloat16 or float32";
     if (dtype == DType::Opaque)
       return concat(type, " can be moved but not reduced; reduce a tensor of a numeric type");

@@ -21,14 +21,14 @@ enum class Wire : std::uint8_t { None, Rounds, KeepsOrder };
 
 /// A collective's signature, which all ranks compare.
 struct Signature {
-  std::uint64_t seq;
-  std::uint64_t count;  // elements; each peer has its own expected count
-  double factor;        // for PREMUL_SUM
-  std::int32_t root;    // -1 if there is none
-  Collective collective;
-  DType dtype;
-  ReduceOp op;
-  Wire wire;
+  std::uint64_t seq = 0;
+  std::uint64_t count = 0;  // elements; each peer has its own expected count
+  double factor = 1.0;      // for PREMUL_SUM
+  std::int32_t root = -1;   // -1 if there is none
+  Collective collective = Collective::Barrier;
+  DType dtype = DType::UInt8;
+  ReduceOp op = ReduceOp::None;
+  Wire wire = Wire::None;  // of an AllReduce
 };
 
 /// What a rank announces of a message that is not in its first segment.

@@ -125,15 +125,11 @@ void GroupMemory::close(bool keep) noexcept {
     return block(peer).progress.consumed.load(std::memory_order_acquire) >= published;
   };
   const auto until = Clock::now() + Milliseconds(200);
-  for (bool all = false; !all;) {
-    all = true;
-    for (int peer = 0; peer < identity_.size; ++peer) all = all && finished(peer);
-    if (all) break;
-    if (Clock::now() >= until) {
-      keep = true;
-      break;
+  for (int peer = 0; peer < identity_.size; ++peer) {
+    while (!finished(peer) && Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    keep = keep || !finished(peer);
   }
   keep_ = keep;
 }
@@ -166,29 +162,22 @@ GroupMemory::~GroupMemory() {
   process_->prune();
 }
 
-struct GroupMemory::Writers : LocalProcess::Writers {
-  bool ended() override {
-    // Drop them at once, because an Instance keeps its process's memory mapped.
-    const auto over = [](const Instance& peer) { return peer.process->died() || peer.left(); };
-    std::erase_if(peers, over);
-    return peers.empty();
-  }
-  std::vector<Instance> peers;
-};
-
 /// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
 /// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
 /// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
 /// too, if close() must keep the memory, if a peer still counts as asleep, and for the peer `late`,
 /// which may still write.
 void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
-  auto writers = std::make_unique<Writers>();
+  std::vector<Instance> writers;
   const bool any = keep_ || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
   for (const auto& [peer, bound] : everBound_) {
-    if (any || peer == late) writers->peers.push_back(*bound);
+    if (any || peer == late) writers.push_back(*bound);
   }
-  if (writers->ended()) return arena().retire(offset);
-  process_->hold(offset, std::move(writers));
+  process_->hold(offset, [peers = std::move(writers)]() mutable {
+    // Drop them at once, because an Instance keeps its process's memory mapped.
+    std::erase_if(peers, [](const Instance& peer) { return peer.process->died() || peer.left(); });
+    return peers.empty();
+  });
 }
 
 std::uint64_t GroupMemory::allocate(std::size_t bytes, Use use, int peer) {
@@ -262,7 +251,7 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
   }
   // kWriting does not count as a record here, because its writer may have died.
   if (own().abort.state.load(std::memory_order_acquire) != AbortRecord::kSet)
-    tellAll({kind, cause});
+    recordOnAll({kind, cause});
 }
 
 /// Writes the fault into a member's record and returns true. If the record already has a fault,
@@ -296,18 +285,18 @@ bool GroupMemory::record(AbortRecord& into, Fault& fault) noexcept {
 // Two ranks may detect two faults at once. Both write the records in rank order, and go on with the
 // fault that they find there. So the first writer of the first record decides for all. A rank's own
 // record has no special place; otherwise the rank could raise a fault that no other rank gets.
-void GroupMemory::tellAll(Fault fault) noexcept {
-  const auto listens = [this](int peer) {
+void GroupMemory::recordOnAll(Fault fault) noexcept {
+  const auto reachable = [this](int peer) {
     return peer == identity_.rank || (isBound(peer) && !hasLeft(peer));
   };
   // Write all records before waking any rank. Ranks sleep on words of other ranks' blocks; a rank
   // that woke before its own record was set would sleep for another slice.
-  bool told = false;
+  bool wrote = false;
   for (int peer = 0; peer < identity_.size; ++peer) {
-    if (listens(peer)) told = record(recordOf(peer), fault) || told;
+    if (reachable(peer)) wrote = record(recordOf(peer), fault) || wrote;
   }
-  for (int peer = 0; told && peer < identity_.size; ++peer) {
-    if (!listens(peer)) continue;
+  for (int peer = 0; wrote && peer < identity_.size; ++peer) {
+    if (!reachable(peer)) continue;
     wakeSleepers(peer == identity_.rank ? own() : block(peer), doorbell(peer));
   }
 }
@@ -323,13 +312,13 @@ AbortRecord& GroupMemory::recordOf(int member) const {
 }
 
 void GroupMemory::passOn() noexcept {
-  if (isOpen()) tellAll(recorded());
+  if (isOpen()) recordOnAll(recorded());
 }
 
 bool GroupMemory::hear(int peer) noexcept {
   if (peer == identity_.rank || !isBound(peer) || !isMeant(*member(peer))) return false;
   if (recordOf(peer).state.load(std::memory_order_acquire) != AbortRecord::kSet) return false;
-  tellAll(readFault(recordOf(peer)));
+  recordOnAll(readFault(recordOf(peer)));
   return true;
 }
 

@@ -114,7 +114,6 @@ class GroupMemory {
 
     bool left() const;
   };
-  struct Writers;
   struct Member : Instance {
     std::atomic<bool> confirmed{false};
   };
@@ -122,7 +121,7 @@ class GroupMemory {
   bool isMeant(const Member& there) const;
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, Fault& fault) noexcept;
-  void tellAll(Fault fault) noexcept;
+  void recordOnAll(Fault fault) noexcept;
   void giveBack(std::uint64_t offset, std::optional<int> late = std::nullopt);
 
   std::shared_ptr<LocalProcess> process_;

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "shm/arena.hpp"
 
 namespace fastcoll {
@@ -30,42 +31,50 @@ socklen_t abstractAddress(const Nonce128& name, sockaddr_un& address) {
   return static_cast<socklen_t>(out - reinterpret_cast<char*>(&address));
 }
 
-int newSocket() {
-  return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+Descriptor newSocket() {
+  return Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
 }  // namespace
 
-int listenAt(const Nonce128& socketName) {
+Descriptor listenAt(const Nonce128& socketName) {
   sockaddr_un address{};
   const socklen_t length = abstractAddress(socketName, address);
-  const int fd = newSocket();
-  if (fd < 0 || ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::listen(fd, 128) != 0) {
-    const int error = errno;
-    if (fd >= 0) ::close(fd);
+  Descriptor socket = newSocket();
+  if (socket.get() < 0 ||
+      ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      ::listen(socket.get(), 128) != 0) {
     throw Error(ErrorKind::Backend, "fastcoll: cannot listen on an abstract unix socket (",
-                std::strerror(error),
+                std::strerror(errno),
                 "). Raise the limit on open files, or set FASTCOLL_SHARED_MEMORY=off.");
   }
-  return fd;
+  return socket;
 }
 
-int connectTo(const Nonce128& socketName) {
+Descriptor connectTo(const Nonce128& socketName) {
   sockaddr_un address{};
   const socklen_t length = abstractAddress(socketName, address);
-  const int fd = newSocket();
-  if (fd < 0) {
+  Descriptor socket = newSocket();
+  if (socket.get() < 0) {
     throw Error(ErrorKind::Backend, "fastcoll: cannot open a unix socket (", std::strerror(errno),
                 "). Raise the limit on open files.");
   }
   int result = 0;
   do {
-    result = ::connect(fd, reinterpret_cast<sockaddr*>(&address), length);
+    result = ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length);
   } while (result != 0 && errno == EINTR);
-  if (result == 0) return fd;
-  ::close(fd);
-  return -1;
+  return result == 0 ? std::move(socket) : Descriptor();
+}
+
+bool isOfThisUser(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+      credentials.uid == ::geteuid()) {
+    return true;
+  }
+  log(LogLevel::Info, "refused a connection from user ", credentials.uid);
+  return false;
 }
 
 bool sendHello(int socket, const Hello& hello, int descriptor) {
@@ -88,8 +97,7 @@ bool sendHello(int socket, const Hello& hello, int descriptor) {
   return sent == static_cast<ssize_t>(sizeof hello);
 }
 
-std::string receiveHello(int socket, Hello& hello, int& descriptor) {
-  descriptor = -1;
+std::string receiveHello(int socket, Hello& hello, Descriptor& descriptor) {
   std::memset(&hello, 0, sizeof hello);
   iovec part{&hello, sizeof hello};
   // Room for more than one descriptor: a hostile surplus is received and closed, not leaked.
@@ -102,7 +110,7 @@ std::string receiveHello(int socket, Hello& hello, int& descriptor) {
   const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return "no answer";
   int received = 0;
-  int first = -1;
+  Descriptor first;
   if (got >= 0) {
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
          header = CMSG_NXTHDR(&message, header)) {
@@ -111,43 +119,32 @@ std::string receiveHello(int socket, Hello& hello, int& descriptor) {
       for (std::size_t i = 0; i < count; ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-        if (received++ == 0) {
-          first = fd;
-        } else {
-          ::close(fd);
-        }
+        Descriptor owned(fd);
+        if (received++ == 0) first = std::move(owned);
       }
     }
   }
-  std::string problem;
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
   struct stat info{};
   if (got != static_cast<ssize_t>(sizeof hello) || (message.msg_flags & MSG_TRUNC) != 0) {
-    problem = concat("a handshake of ", got, " bytes where ", sizeof hello, " were expected");
-  } else if (hello.magic != kArenaMagic) {
-    problem = "a handshake that does not come from fastcoll";
-  } else if (hello.abi != kAbiVersion || hello.bytesOfThis != sizeof hello) {
-    problem = concat("a handshake of another version of fastcoll (shared-memory layout ", hello.abi,
-                     ", here ", kAbiVersion, "); install the same version for all ranks");
-  } else if (received != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
-    problem = "a handshake without its memory descriptor; raise the limit on open files";
-  } else if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
-             credentials.uid != ::geteuid()) {
-    problem = "a handshake from another user; run all ranks as one user";
-  } else if (::fstat(first, &info) != 0 || info.st_size < 0 ||
-             static_cast<std::uint64_t>(info.st_size) != hello.arenaBytes ||
-             hello.arenaBytes < ArenaHeader::kBytes) {
-    problem = "a memory descriptor of a size other than stated";
-  } else if (const int seals = ::fcntl(first, F_GET_SEALS);
-             seals >= 0 && (seals & F_SEAL_SHRINK) == 0) {
-    problem = "shared memory that could be cut short";
+    return concat("a handshake of ", got, " bytes where ", sizeof hello, " were expected");
   }
-  if (!problem.empty()) {
-    if (first >= 0) ::close(first);
-    return problem;
+  if (hello.magic != kArenaMagic) return "a handshake that does not come from fastcoll";
+  if (hello.abi != kAbiVersion || hello.bytesOfThis != sizeof hello) {
+    return concat("a handshake of another version of fastcoll (shared-memory layout ", hello.abi,
+                  ", here ", kAbiVersion, "); install the same version for all ranks");
   }
-  descriptor = first;
+  if (received != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
+    return "a handshake without its memory descriptor; raise the limit on open files";
+  }
+  if (!isOfThisUser(socket)) return "a handshake from another user; run all ranks as one user";
+  if (::fstat(first.get(), &info) != 0 || info.st_size < 0 ||
+      static_cast<std::uint64_t>(info.st_size) != hello.arenaBytes ||
+      hello.arenaBytes < ArenaHeader::kBytes) {
+    return "a memory descriptor of a size other than stated";
+  }
+  const int seals = ::fcntl(first.get(), F_GET_SEALS);
+  if (seals >= 0 && (seals & F_SEAL_SHRINK) == 0) return "shared memory that could be cut short";
+  descriptor = std::move(first);
   return "";
 }
 

@@ -1,7 +1,6 @@
 #include "shm/process.hpp"
 
 #include <linux/futex.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -20,7 +19,6 @@
 #include "base/log.hpp"
 #include "base/thread.hpp"
 #include "base/weak_registry.hpp"
-#include "shm/hello.hpp"
 
 namespace fastcoll {
 namespace {
@@ -42,31 +40,15 @@ Instance& instance() {
   return it->get();
 }
 
-/// Other users must not be able to take a place among the callers.
-bool isOfThisUser(int connection) {
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
-      credentials.uid == ::geteuid()) {
-    return true;
-  }
-  log(LogLevel::Info, "refused a connection from user ", credentials.uid);
-  return false;
-}
-
-void goodbyeAtExit() {
+void leaveAtExit() {
   auto& it = instance();
   // try_lock: if a thread was ended inside get(), the exit must not hang.
   std::unique_lock<std::mutex> lock(it.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  if (auto process = it.process.lock()) process->sayGoodbye();
+  if (auto process = it.process.lock()) process->markCleanLeave();
 }
 
 }  // namespace
-
-Descriptor::~Descriptor() {
-  ::close(fd);
-}
 
 PeerProcess::PeerProcess(std::shared_ptr<Arena> own)
     : own_(std::move(own)), base_(own_->base()), bytes_(own_->bytes()) {}
@@ -90,7 +72,7 @@ char PeerProcess::state() const {
 std::shared_ptr<LocalProcess> LocalProcess::get() {
   auto& it = instance();
   std::lock_guard<std::mutex> lock(it.mutex);
-  static const int registered = std::atexit(goodbyeAtExit);
+  static const int registered = std::atexit(leaveAtExit);
   (void)registered;
   auto process = it.process.lock();
   if (process == nullptr) {
@@ -111,32 +93,31 @@ LocalProcess::~LocalProcess() {
     if (keeper_.joinable()) keeper_.detach();
     return;
   }
-  sayGoodbye();
+  markCleanLeave();
   if (keeper_.joinable()) {
     stopping_ = true;
     wakeKeeper();
     keeper_.join();
   }
-  if (listener_ >= 0) ::close(listener_);
-  if (wakeEvent_ >= 0) ::close(wakeEvent_);
 }
 
 bool LocalProcess::started() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return listener_ >= 0;
+  return listener_.get() >= 0;
 }
 
 void LocalProcess::start(std::size_t arenaBytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (listener_ >= 0) return;
+  if (listener_.get() >= 0) return;
   if (!keeper_.joinable()) startKeeper(arenaBytes);
   listener_ = listenAt(address_.socketName);
+  listening_ = listener_.get();
   wakeKeeper();
 }
 
 void LocalProcess::wakeKeeper() const {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(wakeEvent_, &one, sizeof one);
+  [[maybe_unused]] const auto written = ::write(wakeEvent_.get(), &one, sizeof one);
 }
 
 void LocalProcess::watch(std::shared_ptr<Watch> watch) {
@@ -162,8 +143,8 @@ bool LocalProcess::pollWatches() {
 void LocalProcess::startKeeper(std::size_t arenaBytes) {
   if (arena_ == nullptr) arena_ = Arena::create(arenaBytes);
   arena_->header()->nonce = address_.nonce;
-  if (wakeEvent_ < 0) wakeEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wakeEvent_ < 0) {
+  if (wakeEvent_.get() < 0) wakeEvent_ = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (wakeEvent_.get() < 0) {
     throw Error(ErrorKind::Backend, "fastcoll: eventfd failed (", std::strerror(errno),
                 "). Raise the limit on open files.");
   }
@@ -173,7 +154,7 @@ void LocalProcess::startKeeper(std::size_t arenaBytes) {
   peers_[address_.nonce] = std::make_shared<PeerProcess>(arena_);
 }
 
-void LocalProcess::sayGoodbye() noexcept {
+void LocalProcess::markCleanLeave() noexcept {
   if (arena_ != nullptr && forkGeneration_ == forkGeneration()) {
     arena_->header()->bye.store(1, std::memory_order_release);
   }
@@ -183,15 +164,13 @@ void LocalProcess::keep() {
   // The robust list belongs to this thread alone. However the thread ends, the kernel walks the
   // list before it frees the address space, and marks `life` in shared memory. The list node stays
   // in private memory; futex_offset leads from it to `life`.
-  struct Node {
-    robust_list next;
-  } node{};
+  robust_list node{};
   robust_list_head head{};
   auto& life = arena_->header()->life;
-  head.list.next = &node.next;
-  node.next.next = &head.list;
+  head.list.next = &node;
+  node.next = &head.list;
   head.futex_offset =
-      static_cast<long>(reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&node.next));
+      static_cast<long>(reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&node));
   head.list_op_pending = nullptr;
   const long registered = ::syscall(SYS_set_robust_list, &head, sizeof head);
   if (registered != 0) {
@@ -205,10 +184,10 @@ void LocalProcess::keep() {
   int listener = -1;  // once there is one
   Callers callers;
   for (bool watching = false;;) {
-    pollfd waiting[2 + kCallers] = {{wakeEvent_, POLLIN, 0},
+    pollfd waiting[2 + kCallers] = {{wakeEvent_.get(), POLLIN, 0},
                                     {callers.size() < kCallers ? listener : -1, POLLIN, 0}};
     for (std::size_t i = 0; i < callers.size(); ++i) {
-      waiting[2 + i] = {callers[i].connection, POLLIN, 0};
+      waiting[2 + i] = {callers[i].connection.get(), POLLIN, 0};
     }
     if (::poll(waiting, 2 + callers.size(), watching || !callers.empty() ? kWatch : -1) < 0) {
       if (stopping_) break;
@@ -217,24 +196,22 @@ void LocalProcess::keep() {
     }
     if ((waiting[0].revents & POLLIN) != 0) {
       std::uint64_t count = 0;
-      [[maybe_unused]] const auto got = ::read(wakeEvent_, &count, sizeof count);
+      [[maybe_unused]] const auto got = ::read(wakeEvent_.get(), &count, sizeof count);
       if (stopping_) break;
-      listener = listener_;
+      listener = listening_;
     }
     watching = pollWatches();
     serve(callers, waiting + 2);
     if ((waiting[1].revents & POLLIN) != 0) {
-      const int connection = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-      if (connection >= 0 && isOfThisUser(connection)) {
-        callers.push_back({connection, Clock::now() + kHelloTimeout});
-      } else if (connection >= 0) {
-        ::close(connection);
-      } else if (errno == EMFILE || errno == ENFILE) {
-        ::usleep(10000);  // out of descriptors: the peer retries; do not spin meanwhile
+      Descriptor connection(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+      if (connection.get() < 0) {
+        // Out of descriptors: the peer retries; do not spin meanwhile.
+        if (errno == EMFILE || errno == ENFILE) ::usleep(10000);
+      } else if (isOfThisUser(connection.get())) {  // others must take no place among the callers
+        callers.push_back({std::move(connection), Clock::now() + kHelloTimeout});
       }
     }
   }
-  for (const Caller& one : callers) ::close(one.connection);
   // The list ends with this frame. At the thread's end the kernel would follow what is there then,
   // and mark any word of private memory that happens to hold this thread's number.
   ::syscall(SYS_set_robust_list, nullptr, sizeof head);
@@ -242,56 +219,48 @@ void LocalProcess::keep() {
 
 /// Answers those that have sent something, and closes their connections and those silent too long.
 void LocalProcess::serve(Callers& callers, const pollfd* polled) {
-  Callers silent;
-  for (const Caller& one : callers) {
+  std::erase_if(callers, [&](const Caller& one) {
     const bool sent = (polled++)->revents != 0;
-    if (!sent && Clock::now() < one.until) {
-      silent.push_back(one);
-      continue;
-    }
-    answer(one.connection);
-    ::close(one.connection);
-  }
-  callers = std::move(silent);
+    if (!sent && Clock::now() < one.until) return false;
+    answer(one.connection.get());
+    return true;
+  });
+}
+
+/// Sends this process's arena to the process that the receiver's nonce names.
+bool LocalProcess::greet(int connection, const Nonce128& receiver) const {
+  const Hello hello{kArenaMagic,    kAbiVersion, sizeof(Hello),
+                    address_.nonce, receiver,    arena_->bytes()};
+  return sendHello(connection, hello, arena_->descriptor());
 }
 
 void LocalProcess::answer(int connection) {
   try {
     Hello hello;
-    int memory = -1;
+    Descriptor memory;
     const std::string problem = receiveHello(connection, hello, memory);
     if (!problem.empty()) {
       log(LogLevel::Info, "refused a connection: ", problem);
       return;
     }
-    if (hello.receiver != address_.nonce) {  // meant for an earlier owner of the name
-      ::close(memory);
-      return;
-    }
+    if (hello.receiver != address_.nonce) return;  // meant for an earlier owner of the name
     adopt(hello.sender, memory, hello.arenaBytes);
-    const Hello reply{kArenaMagic,    kAbiVersion,  sizeof(Hello),
-                      address_.nonce, hello.sender, arena_->bytes()};
-    sendHello(connection, reply, arena_->descriptor());
+    greet(connection, hello.sender);
   } catch (const std::exception& error) {
     log(LogLevel::Warn, "a peer could not be connected: ", error.what());
   }
 }
 
-std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memory,
+std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, const Descriptor& memory,
                                                  std::uint64_t bytes) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (auto known = peers_.find(nonce); known != peers_.end()) {
-      ::close(memory);
-      return known->second;
-    }
+    if (auto known = peers_.find(nonce); known != peers_.end()) return known->second;
   }
-  void* mapped = mapShared(memory, bytes);
-  const int error = errno;
-  ::close(memory);
+  void* mapped = mapShared(memory.get(), bytes);
   if (mapped == MAP_FAILED) {
     throw Error(ErrorKind::Network, "fastcoll: cannot map the shared memory of a peer (",
-                std::strerror(error), ", ", bytes,
+                std::strerror(errno), ", ", bytes,
                 " bytes). Raise the address-space limit (ulimit -v), or "
                 "set FASTCOLL_SHARED_MEMORY=off.");
   }
@@ -310,64 +279,54 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
-    if (auto it = asked_.find(address.nonce); it != asked_.end()) asked = it->second;
+    if (auto it = unanswered_.find(address.nonce); it != unanswered_.end()) asked = it->second;
   }
   if (asked == nullptr) {
-    const int socket = connectTo(address.socketName);
-    if (socket < 0) return nullptr;
-    asked = std::make_shared<Descriptor>(socket);
-    const Hello hello{kArenaMagic,    kAbiVersion,   sizeof(Hello),
-                      address_.nonce, address.nonce, arena_->bytes()};
-    if (!sendHello(socket, hello, arena_->descriptor())) return nullptr;
+    asked = std::make_shared<Descriptor>(connectTo(address.socketName));
+    if (asked->get() < 0 || !greet(asked->get(), address.nonce)) return nullptr;
     const std::lock_guard<std::mutex> lock(mutex_);
-    asked_[address.nonce] = asked;
+    unanswered_[address.nonce] = asked;
   }
-  pollfd waiting{asked->fd, POLLIN, 0};
+  pollfd waiting{asked->get(), POLLIN, 0};
   if (::poll(&waiting, 1, 0) <= 0) return nullptr;
   {
     // If two threads find the answer here, one takes it.
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = asked_.find(address.nonce);
-    if (it == asked_.end() || it->second != asked) return nullptr;
-    asked_.erase(it);
+    const auto it = unanswered_.find(address.nonce);
+    if (it == unanswered_.end() || it->second != asked) return nullptr;
+    unanswered_.erase(it);
   }
   // The peer closed without an answer: the name is stale, or the peer is exiting.
-  if (char byte = 0; ::recv(asked->fd, &byte, 1, MSG_PEEK) == 0) return nullptr;
+  if (char byte = 0; ::recv(asked->get(), &byte, 1, MSG_PEEK) == 0) return nullptr;
   Hello reply;
-  int memory = -1;
-  const std::string problem = receiveHello(asked->fd, reply, memory);
-  if (!problem.empty()) {
-    throw Error(ErrorKind::Network, "fastcoll: a peer sent " + problem);
-  }
-  if (reply.sender != address.nonce || reply.receiver != address_.nonce) {
-    ::close(memory);
-    return nullptr;
-  }
+  Descriptor memory;
+  const std::string problem = receiveHello(asked->get(), reply, memory);
+  if (!problem.empty()) throw Error(ErrorKind::Network, "fastcoll: a peer sent " + problem);
+  if (reply.sender != address.nonce || reply.receiver != address_.nonce) return nullptr;
   return adopt(address.nonce, memory, reply.arenaBytes);
 }
 
-void LocalProcess::hold(std::uint64_t offset, std::unique_ptr<Writers> writers) {
+void LocalProcess::hold(std::uint64_t offset, std::function<bool()> ended) {
   std::lock_guard<std::mutex> lock(mutex_);
-  held_[offset] = std::move(writers);
+  held_[offset] = std::move(ended);
 }
 
 void LocalProcess::retireHeld() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = held_.begin(); it != held_.end();) {
-    const bool over = it->second->ended();
-    if (over) arena_->retire(it->first);
-    it = over ? held_.erase(it) : std::next(it);
-  }
+  std::erase_if(held_, [this](auto& held) {
+    const bool over = held.second();
+    if (over) arena_->retire(held.first);
+    return over;
+  });
 }
 
 void LocalProcess::prune() {
   retireHeld();  // before the peers, because held memory refers to some of them
   std::lock_guard<std::mutex> lock(mutex_);
-  asked_.clear();  // a group that still waits connects anew
-  for (auto it = peers_.begin(); it != peers_.end();) {
-    const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
-    it = unused ? peers_.erase(it) : std::next(it);
-  }
+  unanswered_.clear();  // a group that still waits connects anew
+  std::erase_if(peers_, [this](const auto& peer) {
+    return peer.second.use_count() == 1 && peer.first != address_.nonce;
+  });
 }
 
 }  // namespace fastcoll

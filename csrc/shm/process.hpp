@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include "base/clock.hpp"
 #include "base/topology.hpp"
 #include "shm/arena.hpp"
+#include "shm/hello.hpp"
 
 namespace fastcoll {
 
@@ -43,7 +45,7 @@ class PeerProcess {
   /// Whether its keeper thread has ended, as the kernel marks it. One load; true within 0.1 ms of
   /// any death.
   bool died() const { return (header().life.load(std::memory_order_acquire) & kOwnerDied) != 0; }
-  /// Whether it left cleanly; see sayGoodbye().
+  /// Whether it left cleanly; see markCleanLeave().
   bool left() const { return header().bye.load(std::memory_order_acquire) != 0; }
   /// "pid 4711, host h1"
   std::string name() const;
@@ -54,15 +56,6 @@ class PeerProcess {
   std::shared_ptr<Arena> own_;  // set if this is the process itself
   std::uint8_t* base_;
   std::size_t bytes_;
-};
-
-/// An open file. Its last owner closes it.
-struct Descriptor {
-  explicit Descriptor(int file) : fd(file) {}
-  ~Descriptor();
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  const int fd;
 };
 
 class LocalProcess {
@@ -92,15 +85,9 @@ class LocalProcess {
   void prune();
   /// Retires held memory whose writers have finished.
   void retireHeld();
-  /// Peers that may still write into arena memory.
-  class Writers {
-   public:
-    virtual ~Writers() = default;
-    /// Whether none is left. Called by any thread, one at a time.
-    virtual bool ended() = 0;
-  };
-  /// Keeps arena memory until a later retireHeld() finds that its writers have ended.
-  void hold(std::uint64_t offset, std::unique_ptr<Writers> writers);
+  /// Keeps arena memory until a later retireHeld() finds that `ended`: no peer may still write into
+  /// it. Any thread calls it, one at a time.
+  void hold(std::uint64_t offset, std::function<bool()> ended);
 
   /// Polled by the keeper thread ten times a second, until poll() returns false. It must not wait.
   class Watch {
@@ -114,7 +101,7 @@ class LocalProcess {
   void watch(std::shared_ptr<Watch> watch);
 
   /// Marks a clean leave in the arena; also called at exit.
-  void sayGoodbye() noexcept;
+  void markCleanLeave() noexcept;
 
  private:
   LocalProcess();
@@ -124,25 +111,28 @@ class LocalProcess {
   void wakeKeeper() const;
   /// A connection before its hello.
   struct Caller {
-    int connection;
+    Descriptor connection;
     TimePoint until;
   };
   using Callers = std::vector<Caller>;
   void serve(Callers& callers, const pollfd* polled);
   void answer(int connection);  // reads one hello, never throws
-  std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
+  bool greet(int connection, const Nonce128& receiver) const;
+  std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, const Descriptor& memory,
+                                     std::uint64_t bytes);
 
   const std::uint64_t forkGeneration_;
   ProcessAddress address_;
   mutable std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
-  std::atomic<int> listener_{-1};
-  int wakeEvent_ = -1;
+  Descriptor listener_;
+  std::atomic<int> listening_{-1};  // the listener, for the keeper
+  Descriptor wakeEvent_;
   std::atomic<bool> stopping_{false};
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
-  std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
-  std::map<std::uint64_t, std::unique_ptr<Writers>> held_;
+  std::map<Nonce128, std::shared_ptr<Descriptor>> unanswered_;  // connections without an answer yet
+  std::map<std::uint64_t, std::function<bool()>> held_;
   // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
   // thread that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;

@@ -46,12 +46,12 @@ void StoresChooser::beginTry() {
 
 bool RingStores::streaming(std::size_t bytes) const {
   if (choice_ != StoresChoice::Auto) return choice_ == StoresChoice::Streaming;
-  return learns(bytes) && chooser(bytes).streaming();
+  return learns(bytes) && choosers_[kindOf(bytes)].streaming();
 }
 
 void RingStores::wrote(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming) {
   if (!learns(bytes) || written < kLeastBytes) return;
-  chooser(bytes).wrote(written, nanoseconds, streaming);
+  choosers_[kindOf(bytes)].wrote(written, nanoseconds, streaming);
 }
 
 }  // namespace fastcoll

@@ -94,12 +94,12 @@ class RingStores {
   static constexpr double kLongBegins = 1.6;
 
   explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
-      : choice_(choice), short_(kShortBegins, ringBytes), long_(kLongBegins, ringBytes) {}
+      : choice_(choice), choosers_{{kShortBegins, ringBytes}, {kLongBegins, ringBytes}} {}
 
   /// Whether the next segment, of `bytes`, is to be written with streaming stores.
   bool streaming(std::size_t bytes) const;
   /// Whether to time the next segment, of `bytes`.
-  bool timed(std::size_t bytes) const { return learns(bytes) && chooser(bytes).timed(); }
+  bool timed(std::size_t bytes) const { return learns(bytes) && choosers_[kindOf(bytes)].timed(); }
   /// Counts a segment of `bytes`, of which `written` were written; `nanoseconds`: their time, if
   /// timed() said so.
   void wrote(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming);
@@ -126,14 +126,10 @@ class RingStores {
   bool learns(std::size_t bytes) const {
     return choice_ == StoresChoice::Auto && bytes >= kLeastBytes;
   }
-  StoresChooser& chooser(std::size_t bytes) { return bytes < kLongBytes ? short_ : long_; }
-  const StoresChooser& chooser(std::size_t bytes) const {
-    return bytes < kLongBytes ? short_ : long_;
-  }
+  static std::size_t kindOf(std::size_t bytes) { return bytes < kLongBytes ? 0 : 1; }
 
   StoresChoice choice_;
-  StoresChooser short_;
-  StoresChooser long_;
+  StoresChooser choosers_[2];  // for short segments, and for long ones
 };
 
 }  // namespace fastcoll

@@ -100,7 +100,7 @@ void SegmentStream::begin(const Signature& signature,
   if (memory_.aborted()) memory_.throwAborted(site());
   ControlBlock& own = memory_.own();
   own.signatures[collectives_ % 2].signature = signature_;
-  ArrivalLine& arrival = own.arrivals[collectives_ % 2];
+  ArrivalLine& arrival = arrivalIn(own);
   arrival.hash = hash_;
   arrival.offer = offer;
   if (splits != nullptr) {
@@ -151,7 +151,7 @@ std::uint8_t* SegmentStream::acquire(const Segment& segment) {
 
 std::uint8_t* SegmentStream::memoryOf(const Segment& segment) {
   ControlBlock& own = memory_.own();
-  if (segment.inLine) return own.arrivals[collectives_ % 2].payload;
+  if (segment.inLine) return arrivalIn(own).payload;
   if (!segment.large) return own.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
   return memory_.arena().base() + own.largeRing.load(std::memory_order_relaxed) +
          segment.begin % ringBytes_;
@@ -163,12 +163,9 @@ void SegmentStream::awaitConsumed(std::uint64_t position) {
   for (const int peer : others_) {
     // Within a collective, compare first: a rank that runs another one never consumes this one's.
     if (position > next_ && compared_[peer] == 0) awaitArrival(peer);
-    Progress& progress = memory_.block(memberOf(peer)).progress;
-    awaited_ = peer;
-    waitOn(
-        progress.consumed, progress.waiters, [position](std::uint64_t v) { return v >= position; },
-        spinMicros_, *this);
-    least = std::min(least, progress.consumed.load(std::memory_order_acquire));
+    ControlBlock& theirs = block(peer);
+    wait(peer, theirs, theirs.progress.consumed, position);
+    least = std::min(least, theirs.progress.consumed.load(std::memory_order_acquire));
   }
   consumedByAll_ = least;
 }
@@ -186,7 +183,7 @@ void SegmentStream::publish(const Segment& segment) {
   }
   // The first one of the collective: peers wait for the arrival.
   progress.published.store(segment.end, std::memory_order_release);
-  publishWord(own.arrivals[collectives_ % 2].position, progress.waiters, segment.end);
+  publishWord(arrivalIn(own).position, progress.waiters, segment.end);
 }
 
 void SegmentStream::consume(const Segment& segment) {
@@ -194,12 +191,16 @@ void SegmentStream::consume(const Segment& segment) {
   publishWord(progress.consumed, progress.waiters, segment.end);
 }
 
-void SegmentStream::awaitArrival(int peer) {
-  ControlBlock& block = memory_.block(memberOf(peer));
+/// Waits until a position in the peer's block is at least `target`.
+void SegmentStream::wait(int peer, ControlBlock& block, const std::atomic<std::uint64_t>& word,
+                         std::uint64_t target) {
   awaited_ = peer;
-  waitOn(
-      block.arrivals[collectives_ % 2].position, block.progress.waiters,
-      [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
+  waitOn(word, block.progress.waiters, target, spinMicros_, *this);
+}
+
+void SegmentStream::awaitArrival(int peer) {
+  ControlBlock& theirs = block(peer);
+  wait(peer, theirs, arrivalIn(theirs).position, next_ + 1);
   compare(peer);
 }
 
@@ -212,31 +213,18 @@ void SegmentStream::awaitArrivals() {
 void SegmentStream::awaitPublished(int peer, const Segment& segment) {
   // Ranks that disagree may place other segments: compare before waiting for this one.
   if (compared_[peer] == 0) awaitArrival(peer);
-  ControlBlock& block = memory_.block(memberOf(peer));
-  if (block.arrivals[collectives_ % 2].position.load(std::memory_order_acquire) >= segment.end) {
-    return;
-  }
-  awaited_ = peer;
-  waitOn(
-      block.progress.published, block.progress.waiters,
-      [&segment](std::uint64_t v) { return v >= segment.end; }, spinMicros_, *this);
+  ControlBlock& theirs = block(peer);
+  if (arrivalIn(theirs).position.load(std::memory_order_acquire) >= segment.end) return;
+  wait(peer, theirs, theirs.progress.published, segment.end);
 }
 
 std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
   awaitPublished(peer, segment);
-  ControlBlock& block = memory_.block(memberOf(peer));
-  if (segment.inLine) return block.arrivals[collectives_ % 2].payload;
-  if (!segment.large) return block.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
-  const std::uint64_t ring = block.largeRing.load(std::memory_order_acquire);
+  ControlBlock& theirs = block(peer);
+  if (segment.inLine) return arrivalIn(theirs).payload;
+  if (!segment.large) return theirs.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
+  const std::uint64_t ring = theirs.largeRing.load(std::memory_order_acquire);
   return memory_.inPeer(memberOf(peer), ring, ringBytes_) + segment.begin % ringBytes_;
-}
-
-std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) const {
-  return memory_.arena().offsetOf(data, bytes);
-}
-
-std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
-  return memory_.inPeer(memberOf(peer), offerOf(peer).direct, bytes);
 }
 
 void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
@@ -246,39 +234,18 @@ void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
       "A rank that has not noticed the fault yet may still write into it.");
 }
 
-void SegmentStream::throwIfAborted() {
-  if (memory_.aborted()) throwStopReason();
-}
-
-const Signature& SegmentStream::signatureOf(int peer) const {
-  return memory_.block(memberOf(peer)).signatures[collectives_ % 2].signature;
-}
-
-const Offer& SegmentStream::offerOf(int peer) const {
-  return memory_.block(memberOf(peer)).arrivals[collectives_ % 2].offer;
-}
-
-std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
-  return memory_.block(memberOf(peer)).splits(collectives_)[destination];
-}
-
-std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
-  return memory_.block(memberOf(peer)).splits(collectives_)[size() + source];
-}
-
 void SegmentStream::compare(int peer) {
   const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
   const std::uint64_t hash = expected == signature_.count ? hash_ : hashOf(signature_, expected);
   compared_[peer] = 1;
-  if (memory_.block(memberOf(peer)).arrivals[collectives_ % 2].hash == hash) return;
-  const Signature theirs = signatureOf(peer);
-  if (!agree(signature_, theirs, expected)) {
-    std::string mine = describe(signature_);
-    if (expected != signature_.count) {
-      mine += concat(" (which expects ", expected, " elements from it)");
-    }
-    fail(ErrorKind::Backend, mismatch(memory_.rank(), mine, memberName(peer), describe(theirs)));
+  if (arrivalIn(block(peer)).hash == hash) return;
+  const Signature theirs = block(peer).signatures[collectives_ % 2].signature;
+  if (agree(signature_, theirs, expected)) return;
+  std::string mine = describe(signature_);
+  if (expected != signature_.count) {
+    mine += concat(" (which expects ", expected, " elements from it)");
   }
+  fail(ErrorKind::Backend, mismatch(memory_.rank(), mine, memberName(peer), describe(theirs)));
 }
 
 bool SegmentStream::shouldStop() {
@@ -312,41 +279,26 @@ TimePoint SegmentStream::firstDeadline() {
 // that died after it published all that this rank needs does not.
 bool SegmentStream::checkLostPeers() {
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
-    const bool arrived =
-        memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) > next_;
-    if (arrived && peer != awaited_) continue;
-    if (memory_.isDead(memberOf(peer)) || memory_.hasLeft(memberOf(peer))) {
-      // It may have arrived between the two reads.
-      if (peer != awaited_ &&
-          memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) >
-              next_) {
-        continue;
-      }
-      stopKind_ = ErrorKind::Backend;
-      stopCause_ = memory_.causeOfSilence(memberOf(peer), describe(signature_));
-      return true;
-    }
+    if (peer == rank() || (peer != awaited_ && hasArrived(peer))) continue;
+    const bool lost = memory_.isDead(memberOf(peer)) || memory_.hasLeft(memberOf(peer));
+    // It may have arrived between the two reads.
+    if (!lost || (peer != awaited_ && hasArrived(peer))) continue;
+    stopKind_ = ErrorKind::Backend;
+    stopCause_ = memory_.causeOfSilence(memberOf(peer), describe(signature_));
+    return true;
   }
   return false;
 }
 
-char SegmentStream::stateOf(int peer) const {
-  return memory_.process(memberOf(peer)).state();
-}
-
 /// The extension of the deadline; see setGrace().
 Milliseconds SegmentStream::patience() const {
-  const auto completed = [this](int peer) {
-    return memory_.block(memberOf(peer)).progress.completed.load(std::memory_order_acquire);
-  };
   Milliseconds time = 2 * grace_;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    if (completed(peer) <= completed(rank()) && isStopped(stateOf(peer))) return Milliseconds{0};
-    const Progress& progress = memory_.block(memberOf(peer)).progress;
-    if (progress.published.load(std::memory_order_acquire) > next_) continue;
-    if (completed(peer) >= completed(rank())) return Milliseconds{0};  // the peer is late
+    const bool behind = completedBy(peer) <= completedBy(rank());
+    if (behind && isStopped(stateOf(peer))) return Milliseconds{0};
+    if (hasArrived(peer)) continue;
+    if (completedBy(peer) >= completedBy(rank())) return Milliseconds{0};  // the peer is late
     time = 3 * grace_;
   }
   return time;
@@ -357,12 +309,10 @@ std::string SegmentStream::lateRanks() const {
   std::string stalled;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    const Progress& progress = memory_.block(memberOf(peer)).progress;
     const char state = stateOf(peer);
-    std::string who = concat(memory_.memberName(memberOf(peer)), ", last completed seq ",
-                             progress.completed.load(std::memory_order_acquire), ", state ", state,
-                             isStopped(state) ? " (stopped)" : "");
-    if (progress.published.load(std::memory_order_acquire) <= next_) {
+    std::string who = concat(memberName(peer), ", last completed seq ", completedBy(peer),
+                             ", state ", state, isStopped(state) ? " (stopped)" : "");
+    if (!hasArrived(peer)) {
       absent += (absent.empty() ? "" : "; ") + who;
     } else if (peer == awaited_) {
       stalled = who;

@@ -46,7 +46,7 @@ struct Segment {
   bool inLine = false;  // it lies in the line of the rank's arrival
 };
 
-class SegmentStream : private WaitPolicy {
+class SegmentStream {
  public:
   /// `members`: the group's ranks that share this stream, this one included; their blocks are
   /// bound. All functions below identify a peer by its place in `members`.
@@ -124,25 +124,34 @@ class SegmentStream : private WaitPolicy {
   void awaitArrivals();
   /// Waits until all peers have consumed the segment; returns this rank's memory of it.
   std::uint8_t* awaitConsumed(const Segment& segment);
-  /// What the peer announced for the present collective; valid once awaited.
-  const Signature& signatureOf(int peer) const;
-  /// The same, unless the first segment has at most ArrivalLine::kPayloadBytes and was filled.
-  const Offer& offerOf(int peer) const;
-  std::uint64_t splitOf(int peer, int destination) const;
-  std::uint64_t expectedBy(int peer, int source) const;
+  /// What the peer announced for the present collective; valid once awaited. No offer if the first
+  /// segment has at most ArrivalLine::kPayloadBytes and was filled.
+  const Offer& offerOf(int peer) const { return arrivalIn(block(peer)).offer; }
+  std::uint64_t splitOf(int peer, int destination) const {
+    return block(peer).splits(collectives_)[destination];
+  }
+  std::uint64_t expectedBy(int peer, int source) const {
+    return block(peer).splits(collectives_)[size() + source];
+  }
   /// Marks all peers' segments, up to and including this one, as consumed by this rank.
   void consume(const Segment& segment);
 
   /// Offset of [data, data + bytes) in this process's arena, where peers can read it; 0 if it is
   /// not there.
-  std::uint64_t directOffset(const void* data, std::size_t bytes) const;
+  std::uint64_t directOffset(const void* data, std::size_t bytes) const {
+    return memory_.arena().offsetOf(data, bytes);
+  }
   /// The message that the peer announced as direct, of `bytes` in total.
-  std::uint8_t* directOf(int peer, std::size_t bytes) const;
+  std::uint8_t* directOf(int peer, std::size_t bytes) const {
+    return memory_.inPeer(memberOf(peer), offerOf(peer).direct, bytes);
+  }
   /// Moves this rank's message, into which peers write, out of shared memory. Call it after a
   /// fault, before the caller gets the error. Never throws.
   void withdraw(const void* data, std::size_t bytes) noexcept;
   /// Throws if the group has failed. For a rank that works for long without a wait.
-  void throwIfAborted();
+  void throwIfAborted() {
+    if (memory_.aborted()) throwStopReason();
+  }
 
   /// Publishes that this rank has completed the whole collective, including any part outside the
   /// stream.
@@ -160,12 +169,28 @@ class SegmentStream : private WaitPolicy {
   std::uint8_t* scratch(std::size_t bytes);
 
  private:
-  bool shouldStop() override;
-  [[noreturn]] void throwStopReason() override;
-  TimePoint deadline() override { return deadlineAfter(firstDeadline(), 3 * grace_); }
+  // The policy of waitOn().
+  template <typename Policy>
+  friend void waitOn(const std::atomic<std::uint64_t>&, std::atomic<std::uint32_t>&, std::uint64_t,
+                     int, Policy&);
+  bool shouldStop();
+  [[noreturn]] void throwStopReason();
+  TimePoint deadline() { return deadlineAfter(firstDeadline(), 3 * grace_); }
+
+  ControlBlock& block(int peer) const { return memory_.block(memberOf(peer)); }
+  /// The line of a rank's arrival in the present collective.
+  ArrivalLine& arrivalIn(ControlBlock& block) const { return block.arrivals[collectives_ % 2]; }
+  bool hasArrived(int peer) const {
+    return block(peer).progress.published.load(std::memory_order_acquire) > next_;
+  }
+  std::uint64_t completedBy(int peer) const {
+    return block(peer).progress.completed.load(std::memory_order_acquire);
+  }
+  char stateOf(int peer) const { return memory_.process(memberOf(peer)).state(); }
+  void wait(int peer, ControlBlock& block, const std::atomic<std::uint64_t>& word,
+            std::uint64_t target);
   TimePoint firstDeadline();
   bool checkLostPeers();
-  char stateOf(int peer) const;
   Milliseconds patience() const;
   std::string lateRanks() const;
   void awaitArrival(int peer);

@@ -19,24 +19,17 @@
 
 namespace fastcoll {
 
-/// The checks of a wait between slices.
-class WaitPolicy {
- public:
-  virtual ~WaitPolicy() = default;
-  /// True if the word will never be ready, or not in time; may throw on Ctrl-C.
-  virtual bool shouldStop() = 0;
-  /// Called after shouldStop(), if the word is still not ready.
-  [[noreturn]] virtual void throwStopReason() = 0;
-  virtual TimePoint deadline() = 0;
-};
-
 constexpr std::chrono::milliseconds kWaitSlice{50};
 constexpr int kBriefSpins = 128;    // a few microseconds without a system call
 constexpr int kSpinsWithLock = 32;  // about a microsecond with the entry lock held
 
-template <typename Ready>
+/// Waits until the word is at least `target`. Between slices it calls policy.shouldStop(): true if
+/// the word will never be ready, or not in time; it may throw on Ctrl-C. If the word is still not
+/// ready then, it calls policy.throwStopReason().
+template <typename Policy>
 void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& waiters,
-            Ready ready, int spinMicros, WaitPolicy& policy) {
+            std::uint64_t target, int spinMicros, Policy& policy) {
+  const auto ready = [target](std::uint64_t value) { return value >= target; };
   if (ready(word.load(std::memory_order_acquire))) return;
   if (spinMicros > 0) {
     for (int i = 0; i < kBriefSpins; ++i) {

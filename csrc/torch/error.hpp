@@ -38,18 +38,12 @@ auto translated(Body&& body) -> decltype(body()) {
 
 /// The same for a stored exception.
 inline std::exception_ptr translatedFault(std::exception_ptr fault) {
-  if (!fault) return fault;
   try {
-    std::rethrow_exception(fault);
-  } catch (const Error& error) {
-    try {
-      throwAsTorch(error);
-    } catch (...) {
-      return std::current_exception();
-    }
+    if (fault) translated([&] { std::rethrow_exception(fault); });
   } catch (...) {
-    return fault;
+    return std::current_exception();
   }
+  return fault;
 }
 
 }  // namespace fastcoll

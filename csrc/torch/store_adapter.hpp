@@ -21,20 +21,16 @@ class StoreAdapter : public KeyValueStore {
     attempt([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
   }
   bool tryGet(const std::string& key, std::string& value) override {
-    bool found = false;
-    attempt([&] {
-      found = store_->check({key});
-      if (!found) return;
+    return attempt([&] {
+      if (!store_->check({key})) return false;
       const auto bytes = store_->get(key);
       value.assign(bytes.begin(), bytes.end());
+      return true;
     });
-    return found;
   }
 
   bool has(const std::string& key) override {
-    bool found = false;
-    attempt([&] { found = store_->check({key}); });
-    return found;
+    return attempt([&] { return store_->check({key}); });
   }
 
   std::string setFirst(const std::string& key, const std::string& value) override {
@@ -59,10 +55,10 @@ class StoreAdapter : public KeyValueStore {
 
  private:
   template <typename Use>
-  void attempt(Use use) {
+  auto attempt(Use use) -> decltype(use()) {
     beforeWait();
     try {
-      use();
+      return use();
     } catch (const c10::Error& error) {
       throw Error(ErrorKind::Network, "fastcoll: the rendezvous store failed: ",
                   withoutFullStop(error.what_without_backtrace()),

@@ -55,7 +55,6 @@ DType dtypeOf(at::ScalarType type) {
   case at::ScalarType::torch:   \
     return DType::name;
 #include "base/dtypes.def"
-#undef DTYPE
     default:
       return DType::Opaque;
   }

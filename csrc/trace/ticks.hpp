@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <fstream>
+#include <string>
 #if defined(__x86_64__)
 #include <x86intrin.h>
 #endif
@@ -13,14 +15,23 @@
 
 namespace fastcoll::trace {
 
+template <typename Time>
+std::int64_t nanosOf(Time time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
 inline std::int64_t steadyNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
-      .count();
+  return nanosOf(Clock::now());
 }
 
 class Ticks {
  public:
-  Ticks();
+  Ticks() {
+    std::string source;
+    std::ifstream("/sys/devices/system/clocksource/clocksource0/current_clocksource") >> source;
+    counter_ = source == "tsc";
+    firstTicks_ = now();
+    firstNanos_ = steadyNanos();
+  }
 
   std::int64_t now() const {
 #if defined(__x86_64__)
@@ -32,7 +43,12 @@ class Ticks {
   /// Converts ticks, of now or earlier, to nanoseconds since 1970.
   class Wall {
    public:
-    explicit Wall(const Ticks& ticks);
+    explicit Wall(const Ticks& ticks)
+        : ticks_(ticks.now()), nanos_(nanosOf(std::chrono::system_clock::now())) {
+      if (!ticks.counter_ || ticks_ <= ticks.firstTicks_) return;
+      rate_ = static_cast<double>(steadyNanos() - ticks.firstNanos_) /
+              static_cast<double>(ticks_ - ticks.firstTicks_);
+    }
     std::int64_t operator()(std::int64_t ticks) const {
       return nanos_ + static_cast<std::int64_t>(static_cast<double>(ticks - ticks_) * rate_);
     }
@@ -43,7 +59,7 @@ class Ticks {
    private:
     std::int64_t ticks_;
     std::int64_t nanos_;
-    double rate_;
+    double rate_ = 1;
   };
 
  private:

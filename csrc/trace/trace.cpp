@@ -37,11 +37,10 @@ std::uint32_t numberOfStack(Recorder& all) {
 
 /// Forgets groups that ended before the oldest record was made. Call it under the lock.
 void forgetGroups(Recorder& all) {
-  for (auto it = all.groups.begin(); it != all.groups.end();) {
-    const RecordId ended = it->second.endedAt;
-    const bool gone = ended != 0 && ended + all.ring.size() < all.ring.last();
-    it = gone ? all.groups.erase(it) : std::next(it);
-  }
+  std::erase_if(all.groups, [&](const auto& group) {
+    const RecordId ended = group.second.endedAt;
+    return ended != 0 && ended + all.ring.size() < all.ring.last();
+  });
 }
 
 /// True if the group's dump is to be written now.

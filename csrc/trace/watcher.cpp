@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <mutex>
-#include <optional>
 #include <thread>
 
 #include "base/error.hpp"
@@ -21,7 +20,7 @@
 namespace fastcoll::trace {
 namespace {
 
-constexpr int kLookMillis = 100;
+constexpr int kPollMillis = 100;
 constexpr std::uint64_t kDump = 1;
 constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;
 
@@ -30,10 +29,11 @@ std::atomic<int> doorbell{-1};
 std::atomic<int> owner{0};  // a forked child inherits the handler, and the parent's eventfd
 struct sigaction before;
 
+std::atomic<void (*)()> poller{nullptr};
+
 struct Watching {
   std::mutex mutex;
-  std::optional<std::thread> thread;
-  void (*poll)() = nullptr;
+  std::thread thread;
 };
 
 Watching& watching() {
@@ -41,14 +41,14 @@ Watching& watching() {
   return it->get();
 }
 
-void ring(std::uint64_t what) {
+void notify(std::uint64_t what) {
   [[maybe_unused]] const auto written =
       ::write(doorbell.load(std::memory_order_relaxed), &what, sizeof what);
 }
 
 void onSignal(int number, siginfo_t* info, void* context) {
   const int kept = errno;
-  if (owner.load(std::memory_order_relaxed) == ::getpid()) ring(kDump);
+  if (owner.load(std::memory_order_relaxed) == ::getpid()) notify(kDump);
   if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
     before.sa_sigaction(number, info, context);
   } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
@@ -57,25 +57,17 @@ void onSignal(int number, siginfo_t* info, void* context) {
   errno = kept;
 }
 
-void watch(bool looks) {
+void watch(bool polls) {
   ::pthread_setname_np(::pthread_self(), "fastcoll-trace");
   pollfd waits{doorbell.load(), POLLIN, 0};
   for (;;) {
-    const int found = ::poll(&waits, 1, looks ? kLookMillis : -1);
+    const int found = ::poll(&waits, 1, polls ? kPollMillis : -1);
     if (found < 0 && errno != EINTR) return;
-    std::uint64_t rung = 0;
-    if (found > 0 && ::read(waits.fd, &rung, sizeof rung) != sizeof rung) rung = 0;
-    if (rung % kEnd != 0) dumpByItself("signal");
-    if (looks) {
-      void (*now)() = nullptr;
-      {
-        Watching& it = watching();
-        const std::lock_guard<std::mutex> lock(it.mutex);
-        now = it.poll;
-      }
-      if (now != nullptr) now();
-    }
-    if (rung >= kEnd) return;
+    std::uint64_t events = 0;
+    if (found > 0 && ::read(waits.fd, &events, sizeof events) != sizeof events) events = 0;
+    if (events % kEnd != 0) dumpByItself("signal");
+    if (const auto poll = poller.load(); polls && poll != nullptr) poll();
+    if (events >= kEnd) return;
   }
 }
 
@@ -89,9 +81,7 @@ int signalOf(const std::string& name) {
 }
 
 void setPoll(void (*poll)()) {
-  Watching& it = watching();
-  const std::lock_guard<std::mutex> lock(it.mutex);
-  it.poll = poll;
+  poller.store(poll);
 }
 
 void startWatcher(Recorder& recorder) {
@@ -104,9 +94,9 @@ void startWatcher(Recorder& recorder) {
   }
   doorbell.store(fd);
   owner.store(::getpid());
-  const bool looks = !recorder.dumpPrefix.empty();
+  const bool polls = !recorder.dumpPrefix.empty();
   try {
-    watching().thread = startThread([looks] { watch(looks); });
+    watching().thread = startThread([polls] { watch(polls); });
   } catch (const std::exception&) {
     ::close(fd);
     doorbell.store(-1);
@@ -129,14 +119,14 @@ void startWatcher(Recorder& recorder) {
 
 void stopWatching() noexcept {
   Watching& it = watching();
-  std::optional<std::thread> ends;
+  std::thread ends;
   {
     const std::lock_guard<std::mutex> lock(it.mutex);
-    std::swap(ends, it.thread);
+    ends.swap(it.thread);
   }
-  if (!ends) return;
-  ring(kEnd);
-  ends->join();
+  if (!ends.joinable()) return;
+  notify(kEnd);
+  ends.join();
 }
 
 }  // namespace fastcoll::trace

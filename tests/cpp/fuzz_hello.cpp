@@ -92,8 +92,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) std::abort();
   send(pair[0], input.take(input.left()), descriptor, count);
   Hello hello;
-  int received = -2;
-  const std::string problem = receiveHello(pair[1], hello, received);
+  Descriptor owned;
+  const std::string problem = receiveHello(pair[1], hello, owned);
+  const int received = owned.get();
   if (problem.empty()) {
     struct stat info{};
     FUZZ_CHECK(hello.magic == kArenaMagic && hello.abi == kAbiVersion);
@@ -102,10 +103,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     FUZZ_CHECK(static_cast<std::uint64_t>(info.st_size) == hello.arenaBytes);
     FUZZ_CHECK(hello.arenaBytes >= ArenaHeader::kBytes);
     FUZZ_CHECK((::fcntl(received, F_GET_SEALS) & F_SEAL_SHRINK) != 0);
-    ::close(received);
   } else {
     FUZZ_CHECK(received == -1);
   }
+  owned = Descriptor();
   ::close(pair[0]);
   ::close(pair[1]);
   FUZZ_CHECK(openAbove(lowest) == before);

@@ -1,8 +1,8 @@
 /* The protocol by which ranks exchange segments through shared memory, as one state machine.
  *
  * Taken from the code, function by function: csrc/shm/segment_stream.cpp (begin, acquire,
- * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
- * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
+ * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.hpp, and
+ * group_memory.cpp (record, abort, recordOnAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
  * With WRITES_BACK readers write their part of a segment, as in an all-reduce, and its owner reads the
  * parts of the segment before the present one; giveBack() of group_memory.cpp ends it.
@@ -270,8 +270,8 @@ inline record(p) {
   fi
 }
 
-/* tellAll(): all records in the order of ranks, one's own among them, then the sleepers. */
-inline tellAll() {
+/* recordOnAll(): all records in the order of ranks, one's own among them, then the sleepers. */
+inline recordOnAll() {
   told = 0;
 #ifdef M_OWN_RECORD_FIRST
   record(me);
@@ -304,7 +304,7 @@ inline passOn() {
   :: abortState[me] == SET -> cause = abortCause[me]
   :: else -> cause = 99
   fi;
-  tellAll()
+  recordOnAll()
 }
 
 /* awaitConsumed(), and the results of segment i. */
@@ -431,7 +431,7 @@ proctype Rank(byte me) {
     assert(DIFFERS || MORTAL);
     /* fail() or raise(): all are told first, then what the record says is thrown. */
     if
-    :: abortState[me] == NONE -> tellAll()
+    :: abortState[me] == NONE -> recordOnAll()
 #ifdef M_TELLS_NOBODY_ON
     :: abortState[me] == SET
 #else

@@ -29,17 +29,10 @@ namespace fastcoll {
 ///   ReduceScatter    one message per rank        [message]
 ///   AllToAll         one message per rank        one message per rank
 ///   Barrier          -                           -
-struct Request {
-  Collective collective = Collective::Barrier;
-  DType dtype = DType::UInt8;
-  ReduceOp op = ReduceOp::None;
-  int root = -1;
+struct Request : Signature {
   ReduceFn kernel = nullptr;  // of dtype and op, if they were looked up when the call was checked
-  double factor = 1.0;        // PREMUL_SUM
   /// Address of the factor if it is on a device; only that device's engine can read it.
   const void* factorOnDevice = nullptr;
-  std::uint64_t count = 0;  // elements announced to the peers
-  std::uint64_t seq = 0;
   std::vector<Message> in;
   std::vector<Message> out;
   /// The parts of all ranks are contiguous. The form of the call implies it, so it holds on every
@@ -47,7 +40,6 @@ struct Request {
   bool contiguousParts = false;
   /// ReduceScatter: `dtype` has 16 bits and `out` is float32, so the sum is not rounded to 16 bits.
   bool outputFloat32 = false;
-  Wire wire = Wire::None;  // of an AllReduce
   /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
   /// nullptr. The shares of all ranks together are the result.
   double* squares = nullptr;
@@ -57,21 +49,20 @@ struct Request {
   Milliseconds timeout{};
   std::optional<TimePoint> deadline;  // see SegmentStream::begin()
 
-  Signature signature() const;
+  const Signature& signature() const { return *this; }
 };
 
 /// Begins the request's collective. `direct`: see Offer::direct.
 inline void begin(SegmentStream& stream, const Request& request, std::uint64_t direct = 0) {
-  stream.begin(request.signature(), request.expectedCount, {0, direct}, nullptr, request.deadline,
+  stream.begin(request, request.expectedCount, {0, direct}, nullptr, request.deadline,
                request.timeout);
 }
 
 void oneShotAllReduce(SegmentStream& stream, const Request& request);
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
-/// Call it within an all-reduce that has begun, on all ranks or none. `own` is the announced offset
-/// of this rank's message in shared memory, or 0. Returns false on all ranks if one of them is 0.
-bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
-                     std::uint64_t own);
+/// Begins the all-reduce, and runs it if the messages of all ranks are in shared memory; false on
+/// all ranks otherwise.
+bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void broadcast(SegmentStream& stream, const Request& request, const TuningTable& tuning);

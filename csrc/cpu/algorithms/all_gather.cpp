@@ -19,18 +19,15 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
   }
   const bool streaming = written >= tuning.streamingBytes;
   const bool mayBeDirect = longest >= tuning.directBytes;
-  const std::uint64_t offset = mayBeDirect ? directOffset(stream, request.in) : 0;
-  begin(stream, request, offset);
-  if (mayBeDirect) {
-    DirectRead direct(stream);
-    if (direct.agreed(offset)) {
-      for (const int peer : stream.others()) {
-        const Message& out = request.out[peer];
-        out.write(0, out.bytes(), stream.directOf(peer, out.bytes()), streaming);
-      }
-      in.copyTo(own, streaming);
-      return direct.finish();
+  DirectRead direct(stream, request, mayBeDirect,
+                    mayBeDirect ? directOffset(stream, request.in) : 0);
+  if (direct.agreed()) {
+    for (const int peer : stream.others()) {
+      const Message& out = request.out[peer];
+      out.write(0, out.bytes(), stream.directOf(peer, out.bytes()), streaming);
     }
+    in.copyTo(own, streaming);
+    return direct.finish();
   }
   if (Exchange::serves(stream, tuning, longest)) {
     const Message& out = request.out[1 - stream.rank()];

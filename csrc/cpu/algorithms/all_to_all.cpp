@@ -80,9 +80,8 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
            Strided(bytes, ranks, kFirst).bytes() <= kFirst;
   };
 
-  const Signature signature = request.signature();
   const Offer offer{longest, longest >= tuning.directBytes ? directOffset(stream, request.in) : 0};
-  stream.begin(signature, request.expectedCount, offer, splits.data(), request.deadline,
+  stream.begin(request, request.expectedCount, offer, splits.data(), request.deadline,
                request.timeout);
   const Segment first = stream.reserve(kFirst);
   if (fitsFirst(longest)) {
@@ -115,7 +114,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     }
   }
   stream.awaitArrivals();
-  comparePairs(stream, signature);
+  comparePairs(stream, request);
 
   bool direct = offer.direct != 0;
   bool alike = true;

@@ -24,12 +24,17 @@ inline std::uint64_t directOffset(const SegmentStream& stream, const std::vector
 
 class DirectRead {
  public:
-  /// Places the arrival segment. All ranks must do so, or none.
-  explicit DirectRead(SegmentStream& stream) : stream_(stream), first_(stream.reserve(0)) {}
+  /// Begins the collective. `may`, alike on all ranks: whether it can be direct. `own`: the offset
+  /// that this rank announces, or 0.
+  DirectRead(SegmentStream& stream, const Request& request, bool may, std::uint64_t own)
+      : stream_(stream), own_(own) {
+    begin(stream, request, own);
+    if (may) first_ = stream.reserve(0);
+  }
 
   /// True, on all ranks alike, if every rank announced an offset.
-  bool agreed(std::uint64_t own) {
-    if (own == 0) return false;
+  bool agreed() {
+    if (own_ == 0) return false;
     stream_.publish(first_);
     stream_.awaitArrivals();
     for (const int peer : stream_.others()) {
@@ -47,7 +52,8 @@ class DirectRead {
 
  private:
   SegmentStream& stream_;
-  const Segment first_;
+  const std::uint64_t own_;
+  Segment first_;  // the arrival
 };
 
 }  // namespace fastcoll

@@ -41,12 +41,16 @@ void reducePiece(SegmentStream& stream, const Request& request, std::size_t limi
 
 }  // namespace
 
-bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
-                     std::uint64_t own) {
-  DirectRead direct(stream);
+bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
+  const Message& in = request.in[0];
+  const std::uint8_t* data = in.contiguous(0, in.bytes());
+  const bool mayBeDirect = in.bytes() >= tuning.directAllReduceBytes;
+  const bool inPlace = mayBeDirect && data == request.out[0].contiguous(0, in.bytes());
+  const std::uint64_t own = inPlace ? directOffset(stream, request.in) : 0;
+  DirectRead direct(stream, request, mayBeDirect, own);
   try {
-    if (!direct.agreed(own)) return false;
-    reducePiece(stream, request, segmentLimit(stream, tuning, request.in[0].bytes()));
+    if (!direct.agreed()) return false;
+    reducePiece(stream, request, segmentLimit(stream, tuning, in.bytes()));
     direct.finish();
     return true;
   } catch (...) {

@@ -17,22 +17,19 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
   const std::size_t bytes = own.bytes();
   SegmentReducer reducer(request, stream.size());
   const bool mayBeDirect = bytes >= tuning.directBytes;
-  const std::uint64_t announced = mayBeDirect ? directOffset(stream, request.in) : 0;
-  begin(stream, request, announced);
-  if (mayBeDirect) {
-    DirectRead direct(stream);
-    if (direct.agreed(announced)) {
-      const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
-      for (std::size_t s = 0; s < cut.segments; ++s) {
-        const std::size_t offset = mine * bytes + cut.offset(s);
-        for (const int peer : stream.others()) {
-          reducer.source(peer, stream.directOf(peer, bytes * request.in.size()) + offset);
-        }
-        reducer.ownSource(stream, own, cut.offset(s), cut.length(s));
-        reducer.runInto(out, cut.offset(s), cut.length(s), stream);
+  DirectRead direct(stream, request, mayBeDirect,
+                    mayBeDirect ? directOffset(stream, request.in) : 0);
+  if (direct.agreed()) {
+    const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
+    for (std::size_t s = 0; s < cut.segments; ++s) {
+      const std::size_t offset = mine * bytes + cut.offset(s);
+      for (const int peer : stream.others()) {
+        reducer.source(peer, stream.directOf(peer, bytes * request.in.size()) + offset);
       }
-      return direct.finish();
+      reducer.ownSource(stream, own, cut.offset(s), cut.length(s));
+      reducer.runInto(out, cut.offset(s), cut.length(s), stream);
     }
+    return direct.finish();
   }
   if (Exchange::serves(stream, tuning, bytes)) {
     const int peer = 1 - stream.rank();

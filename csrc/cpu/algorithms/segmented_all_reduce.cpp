@@ -12,7 +12,6 @@
 // A line of the ring goes to the peer and returns, so it is in its owner's cache at the next write.
 // A result published in a separate ring would cost another line, which takes long between cores
 // that share no cache.
-#include "cpu/algorithms/direct.hpp"
 #include "cpu/algorithms/pipeline.hpp"
 #include "cpu/algorithms/segment_reduce.hpp"
 
@@ -117,13 +116,7 @@ class Pipeline {
 }  // namespace
 
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
-  const Message& in = request.in[0];
-  const std::uint8_t* data = in.contiguous(0, in.bytes());
-  const bool mayBeDirect = in.bytes() >= tuning.directAllReduceBytes;
-  const bool inPlace = mayBeDirect && data == request.out[0].contiguous(0, in.bytes());
-  const std::uint64_t own = inPlace ? directOffset(stream, request.in) : 0;
-  begin(stream, request, own);
-  if (mayBeDirect && directAllReduce(stream, request, tuning, own)) return;
+  if (directAllReduce(stream, request, tuning)) return;
   Pipeline(stream, request, tuning).run();
 }
 

@@ -16,19 +16,6 @@ void allReduce(SegmentStream& stream, const Request& request, const TuningTable&
 
 }  // namespace
 
-Signature Request::signature() const {
-  Signature signature{};
-  signature.seq = seq;
-  signature.count = count;
-  signature.factor = factor;
-  signature.root = root;
-  signature.collective = collective;
-  signature.dtype = dtype;
-  signature.op = op;
-  signature.wire = wire;
-  return signature;
-}
-
 void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   switch (request.collective) {
     case Collective::AllReduce:

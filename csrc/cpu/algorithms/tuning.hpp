@@ -13,23 +13,18 @@ namespace fastcoll {
 struct TuningTable {
 #define SIZE(field, name, fallback, meaning) std::size_t field = fallback;
 #include "cpu/algorithms/tuning.def"
-#undef SIZE
 
   /// Calls visit(name, member pointer) for each row.
   template <typename Visit>
   static void each(Visit&& visit) {
 #define SIZE(field, name, fallback, meaning) visit(name, &TuningTable::field);
 #include "cpu/algorithms/tuning.def"
-#undef SIZE
   }
 
   std::uint64_t fingerprint() const {
-#define SIZE(field, name, fallback, meaning) field,
-    const std::size_t values[] = {
-#include "cpu/algorithms/tuning.def"
-    };
-#undef SIZE
-    return fnv(values, sizeof values);
+    std::uint64_t hash = kFnvBasis;
+    each([&](const char*, auto field) { hash = fnv(&(this->*field), sizeof(std::size_t), hash); });
+    return hash;
   }
 };
 

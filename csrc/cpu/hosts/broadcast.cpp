@@ -10,6 +10,7 @@
 //       Each forwards a chunk as soon as it has it. Steps: H - 1, and 1 a chunk. Bytes: B.
 #include <algorithm>
 
+#include "cpu/algorithms/pipeline.hpp"
 #include "cpu/hosts/pipeline.hpp"
 #include "cpu/hosts/selector.hpp"
 
@@ -29,9 +30,7 @@ class HierarchicalBroadcast : HostPipeline {
         message_(root_ ? request.in[0] : request.out[0]),
         bytes_(message_.bytes()),
         algorithm_(selectHostBroadcast(hosts_.count(), bytes_, multiHost.tuning.linkBytes)),
-        chunk_(std::max<std::size_t>(
-            1, std::min({multiHost.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks)}))),
-        chunks_(std::max<std::size_t>(1, ceilDiv(bytes_, chunk_))) {
+        cut_(bytes_, std::min(multiHost.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks))) {
     const auto& local = hosts_.local();
     const auto root = std::ranges::find(local, request.root);
     publisher_ = root == local.end() ? 0 : static_cast<int>(root - local.begin());
@@ -43,13 +42,13 @@ class HierarchicalBroadcast : HostPipeline {
     const bool framed = leads() && !isLink();
     if (framed && !atRoot()) receiveFrames();
     runChunks(
-        chunks_, isLink() && !atRoot() ? kAhead - 1 : 0, [this](std::size_t c) { start(c); },
+        cut_.segments, isLink() && !atRoot() ? kAhead - 1 : 0, [this](std::size_t c) { start(c); },
         [this](std::size_t c) { finish(c); });
     if (framed && atRoot()) {
       links_->sendFrames(links_->others(), Links::Flow::Out,
                          [this](int host) { return partOf(host).count; });
     }
-    if (isLink()) release(chunks_ - 1);
+    if (isLink()) release(cut_.segments - 1);
     end();
   }
 
@@ -62,12 +61,11 @@ class HierarchicalBroadcast : HostPipeline {
   bool atRoot() const { return here_ == rootHost_; }
   /// Whether this rank is the leader of a host in the chain.
   bool isLink() const { return leads() && algorithm_ == HostBroadcast::Chain; }
-  std::size_t length(std::size_t c) const { return std::min(chunk_, bytes_ - c * chunk_); }
 
   void start(std::size_t c) {
     if (isLink() && c >= kAhead) release(c - kAhead);  // its sends have ended
-    slot(c).out = place(length(c));
-    if (isLink() && !atRoot()) receive(c, previous(), arriving(c), length(c));
+    slot(c).out = place(cut_.length(c));
+    if (isLink() && !atRoot()) receive(c, previous(), arriving(c), cut_.length(c));
   }
   void finish(std::size_t c) {
     if (isLink()) return forward(c);
@@ -80,7 +78,7 @@ class HierarchicalBroadcast : HostPipeline {
   /// As in a broadcast on one host, every rank waits until all of its host have arrived. Only then
   /// it consumes the last segment, because a peer may free its memory after that.
   void release(std::size_t c) {
-    if (stream_ != nullptr && c + 1 == chunks_) stream_->awaitArrivals();
+    if (stream_ != nullptr && c + 1 == cut_.segments) stream_->awaitArrivals();
     consume(slot(c).out);
   }
 
@@ -89,22 +87,22 @@ class HierarchicalBroadcast : HostPipeline {
   const std::uint8_t* fetch(std::size_t c) {
     const Segment& segment = slot(c).out;
     if (stream_ == nullptr) {
-      if (const auto* direct = message_.contiguous(c * chunk_, length(c))) return direct;
-      std::uint8_t* copy = scratch(c, 0, length(c));
-      message_.read(c * chunk_, length(c), copy);
+      if (const auto* direct = message_.contiguous(cut_.offset(c), cut_.length(c))) return direct;
+      std::uint8_t* copy = scratch(c, 0, cut_.length(c));
+      message_.read(cut_.offset(c), cut_.length(c), copy);
       return copy;
     }
     if (publisher_ == static_cast<int>(localRank_)) {
       std::uint8_t* memory = stream_->fill(segment, [&](std::uint8_t* to, bool streaming) {
-        message_.read(c * chunk_, length(c), to, streaming);
-        return length(c);
+        message_.read(cut_.offset(c), cut_.length(c), to, streaming);
+        return cut_.length(c);
       });
       publish(segment);
       return memory;
     }
     if (c == 0) publish(segment);  // announces only its arrival
     const std::uint8_t* memory = stream_->await(publisher_, segment);
-    message_.write(c * chunk_, length(c), memory);
+    message_.write(cut_.offset(c), cut_.length(c), memory);
     return memory;
   }
 
@@ -114,8 +112,8 @@ class HierarchicalBroadcast : HostPipeline {
   int next() const { return (here_ + 1) % hosts_.count(); }
   std::uint8_t* arriving(std::size_t c) {
     std::uint8_t* direct = stream_ != nullptr ? stream_->acquire(slot(c).out)
-                                              : message_.contiguous(c * chunk_, length(c));
-    return direct != nullptr ? direct : scratch(c, 0, length(c));
+                                              : message_.contiguous(cut_.offset(c), cut_.length(c));
+    return direct != nullptr ? direct : scratch(c, 0, cut_.length(c));
   }
   void forward(std::size_t c) {
     const bool sends = next() != rootHost_;
@@ -131,9 +129,9 @@ class HierarchicalBroadcast : HostPipeline {
       awaitReceives(c);
       memory = arriving(c);
       publish(slot(c).out);
-      message_.write(c * chunk_, length(c), memory);
+      message_.write(cut_.offset(c), cut_.length(c), memory);
     }
-    if (sends) send(c, next(), memory, length(c));
+    if (sends) send(c, next(), memory, cut_.length(c));
   }
 
   // --- frames ------------------------------------------------------------------------------------
@@ -147,10 +145,11 @@ class HierarchicalBroadcast : HostPipeline {
     for (const int host : links_->others()) {
       std::uint8_t* const frame = links_->frame(host);
       const Piece part = partOf(host);
-      const std::size_t start = std::max(part.start, c * chunk_);
-      const std::size_t end = std::min(part.start + part.count, c * chunk_ + length(c));
+      const std::size_t start = std::max(part.start, cut_.offset(c));
+      const std::size_t end = std::min(part.start + part.count, cut_.offset(c) + cut_.length(c));
       if (start >= end) continue;
-      std::copy(from + start - c * chunk_, from + end - c * chunk_, frame + start - part.start);
+      std::copy(from + start - cut_.offset(c), from + end - cut_.offset(c),
+                frame + start - part.start);
     }
   }
   /// Receives this host's part. Forwards it to the hosts other than the root's, which do the same.
@@ -180,8 +179,7 @@ class HierarchicalBroadcast : HostPipeline {
   const Message& message_;
   const std::size_t bytes_;
   const HostBroadcast algorithm_;
-  const std::size_t chunk_;
-  const std::size_t chunks_;
+  const Cut cut_;      // into chunks
   int publisher_ = 0;  // the local rank that publishes on this host
 };
 

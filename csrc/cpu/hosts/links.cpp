@@ -18,7 +18,7 @@ int tagOf(Links::StepTag step, std::size_t bytes) {
 }
 
 // A wait that has lasted this long checks the frames of another host, the next one each time.
-constexpr Milliseconds kLook{1000};
+constexpr Milliseconds kUnawaited{1000};
 // Time for a close notice in flight, when the connection in the other direction breaks first.
 constexpr Milliseconds kNotice{100};
 
@@ -64,7 +64,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
     const std::size_t bytes = sizeof(Head) + room_;
     made.out.reset(new std::uint8_t[bytes]);
     for (auto& buffer : made.in) buffer.reset(new std::uint8_t[bytes]);
-    while (made.gone.empty() && made.coming.size() < kAhead) post(made);
+    while (made.lostBecause.empty() && made.coming.size() < kAhead) post(made);
   }
 }
 
@@ -86,7 +86,11 @@ Links::~Links() {
     connected = true;
     peer.leaving = peer.connection->send(&peer.closeNotice, sizeof(Head), kFrames);
   });
-  each([&](Link& peer) { awaitCloseNotice(peer, now + Network::kGoodbye); });
+  // Its close notice comes after the frames of collectives that this rank does not run.
+  each([&](Link& peer) {
+    visitArrived(peer, now + Network::kGoodbye,
+                 [](const Head& head, std::size_t) { return head.closeNotice == 0; });
+  });
   each([&](Link& peer) {
     if (peer.sending != nullptr) peer.sending->wait(now + Network::kDrain);
   });
@@ -94,31 +98,28 @@ Links::~Links() {
   close();
 }
 
-/// Waits for the peer's close notice, after the frames of collectives that this rank does not run.
-void Links::awaitCloseNotice(Link& peer, TimePoint until) {
-  for (bool left = false; !left && !peer.coming.empty();) {
-    if (auto& next = peer.coming.front(); next != nullptr && !next->wait(until)) return;
-    peer.coming.pop_front();
-    peer.present = (peer.present + 1) % (kAhead + 1);
-    left = headAt(peer).closeNotice != 0;
+/// Calls use(head, index) for each frame behind the present one that arrives until `until`, as long
+/// as it returns true. If the connection breaks, the next wait reports it.
+template <typename Use>
+void Links::visitArrived(Link& peer, TimePoint until, Use use) {
+  for (std::size_t i = 0; i < peer.coming.size(); ++i) {
+    try {
+      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(until)) return;
+    } catch (const ConnectionLost&) {
+      return;
+    }
+    peer.coming[i].reset();
+    if (!use(headAt(peer, i + 1), i)) return;
   }
 }
 
 /// Throws if the host's close notice has arrived. If a host leaves, the connection to it may break
 /// before its notice has arrived over the other one.
 void Links::throwIfLeft(int host) {
-  Link& peer = link(host);
-  const auto until = Clock::now() + kNotice;
-  try {
-    for (std::size_t i = 0; i < peer.coming.size(); ++i) {
-      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(until)) return;
-      peer.coming[i].reset();
-      if (headAt(peer, i + 1).closeNotice != 0) throwLeft(host);
-    }
-  } catch (const PeerLeft&) {
-    throw;
-  } catch (const ConnectionLost&) {  // nothing more arrives
-  }
+  visitArrived(link(host), Clock::now() + kNotice, [&](const Head& head, std::size_t) {
+    if (head.closeNotice != 0) throwLeft(host);
+    return true;
+  });
 }
 
 void Links::throwLeft(int host) const {
@@ -133,7 +134,7 @@ void Links::post(Link& peer) {
     peer.coming.push_back(
         peer.connection->receive(peer.in[free].get(), sizeof(Head) + room_, kFrames));
   } catch (const ConnectionLost& error) {
-    peer.gone = error.what();
+    peer.lostBecause = error.what();
   }
 }
 
@@ -155,7 +156,7 @@ void Links::close() noexcept {
 
 void Links::begin(const Request& request, ErrorSite site) {
   request_ = &request;
-  signature_ = request.signature();
+  signature_ = request;
   ++call_;
   deadline_ = *request.deadline;
   timeout_ = request.timeout;
@@ -216,7 +217,7 @@ void Links::compareLater(int host) {
 void Links::compareNext(int host) {
   Link& peer = link(host);
   if (peer.coming.empty()) {
-    lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.gone); });
+    lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.lostBecause); });
   }
   wait(host, peer.coming.front());
   peer.coming.pop_front();
@@ -226,7 +227,7 @@ void Links::compareNext(int host) {
   const Head head = headAt(peer);
   if (head.closeNotice != 0) {
     peer.coming.clear();
-    peer.gone = "close notice sent";
+    peer.lostBecause = "close notice sent";
     throwLeft(host);
   }
   compare(host, mine, head);
@@ -287,20 +288,14 @@ void Links::wait(int host, TransferRef& transfer) {
 
 /// Throws if a frame of a host that is not awaited has arrived, and is of another collective. Takes
 /// some milliseconds.
-void Links::lookAt(int host) {
+void Links::compareArrived(int host) {
   Link& peer = link(host);
-  for (std::size_t i = 0; i < peer.coming.size(); ++i) {
-    try {
-      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(Clock::now())) return;
-    } catch (const ConnectionLost&) {  // the next wait reports it
-      return;
-    }
-    peer.coming[i].reset();
-    const Head head = headAt(peer, i + 1);
-    if (head.closeNotice != 0 || head.call > call_) return;
+  visitArrived(peer, Clock::now(), [&](const Head& head, std::size_t i) {
+    if (head.closeNotice != 0 || head.call > call_) return false;
     const bool isLater = i == 0 && peer.later.has_value();
     compare(host, isLater ? *peer.later : Announced{signature_, head.signature.count, call_}, head);
-  }
+    return true;
+  });
 }
 
 void Links::check(TimePoint began) {
@@ -310,9 +305,9 @@ void Links::check(TimePoint began) {
     memory_.throwAborted(site_);
   }
   faults_.throwIfPublished(site_);
-  if (Clock::now() < began + kLook) return;
-  looked_ = (looked_ + 1) % others_.size();
-  lookAt(others_[looked_]);
+  if (Clock::now() < began + kUnawaited) return;
+  compared_ = (compared_ + 1) % others_.size();
+  compareArrived(others_[compared_]);
 }
 
 void Links::late(int host) const {

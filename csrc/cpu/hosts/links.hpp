@@ -131,7 +131,7 @@ class Links {
     std::deque<TransferRef> coming;  // receives to the buffers after the present one, in a circle
     std::size_t present = 0;         // index in `in` of the frame that was awaited last
     std::optional<Announced> later;  // what to compare the first of `coming` with
-    std::string gone;                // why there are fewer receives than kAhead
+    std::string lostBecause;         // why there are fewer receives than kAhead
   };
 
   void sendFrame(int host, std::size_t bytes);
@@ -141,11 +141,12 @@ class Links {
   void compareNext(int host);
   void compare(int host, const Announced& mine, const Head& head) const;
   void settle(int host);
-  void awaitCloseNotice(Link& link, TimePoint until);
+  template <typename Use>
+  void visitArrived(Link& peer, TimePoint until, Use use);
   [[noreturn]] void throwLeft(int host) const;
   void post(Link& link);
   Head headAt(const Link& link, std::size_t ahead = 0) const;
-  void lookAt(int host);
+  void compareArrived(int host);
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[host]; }
   const Link& link(int host) const { return links_[host]; }
@@ -161,7 +162,7 @@ class Links {
   const Request* request_ = nullptr;  // of the present collective
   Signature signature_{};
   std::uint64_t call_ = 0;
-  std::size_t looked_ = 0;  // index of the other host that lookAt() checked last
+  std::size_t compared_ = 0;  // index of the other host that compareArrived() checked last
   ErrorSite site_;
   TimePoint deadline_;
   Milliseconds timeout_{};

@@ -8,16 +8,6 @@
 #include "shm/wait.hpp"
 
 namespace fastcoll {
-namespace {
-constexpr std::size_t kShort = 32 * 1024;
-}
-
-bool LongMessages::areLong(std::size_t bytes) {
-  return bytes > kShort;
-}
-
-LongMessages::LongMessages(MultiHost& multiHost, const Request& request)
-    : multiHost_(multiHost), request_(request) {}
 
 /// Runs `call`. If the connection breaks, the error names the rank.
 template <typename Call>
@@ -93,7 +83,7 @@ void LongMessages::checkTime(const Pending& one) {
   }
   if (Clock::now() < deadlineAfter(*request_.deadline, 2 * kGrace)) return;
   throw Error(ErrorKind::Timeout, multiHost_.site,
-              timedOut(request_.signature(), request_.timeout,
+              timedOut(request_, request_.timeout,
                        concat(kUnreachable, multiHost_.memory->memberName(one.rank))));
 }
 

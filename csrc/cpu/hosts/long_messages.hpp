@@ -32,9 +32,10 @@ class LongMessages {
   };
 
   /// Whether a message is so long that a network transfer of its own is worth its time.
-  static bool areLong(std::size_t bytes);
+  static bool areLong(std::size_t bytes) { return bytes > kShort; }
 
-  LongMessages(MultiHost& multiHost, const Request& request);
+  LongMessages(MultiHost& multiHost, const Request& request)
+      : multiHost_(multiHost), request_(request) {}
 
   /// Call for all messages before anything else.
   void send(int to, const Message& message) {
@@ -49,6 +50,7 @@ class LongMessages {
   void finish();
 
  private:
+  static constexpr std::size_t kShort = 32 * 1024;
   struct Pending {
     int rank;
     bool sends;

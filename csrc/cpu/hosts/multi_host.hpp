@@ -20,20 +20,11 @@
 namespace fastcoll {
 
 /// Memory that is kept for the next collective, because fresh pages cost more than copies.
-class Scratch {
- public:
-  std::uint8_t* get(std::size_t bytes) {
-    if (bytes > bytes_) {
-      memory_.reset(new std::uint8_t[bytes]);
-      bytes_ = bytes;
-    }
-    return memory_.get();
-  }
-
- private:
-  std::unique_ptr<std::uint8_t[]> memory_;
-  std::size_t bytes_ = 0;
-};
+using Scratch = std::vector<std::uint8_t>;
+inline std::uint8_t* atLeast(std::size_t bytes, Scratch& memory) {
+  if (memory.size() < bytes) memory = Scratch(bytes);
+  return memory.data();
+}
 
 /// The first error at a timeout must name the cause, so ranks that wait for a waiting rank report
 /// later. A rank that waits for a late or stopped rank of its host reports at once. A leader

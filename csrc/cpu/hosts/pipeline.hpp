@@ -46,8 +46,7 @@ class HostPipeline {
   // The host's stream. A rank that is alone on its host has none.
   void begin() {
     if (stream_ == nullptr) return;
-    stream_->begin(request_.signature(), localCounts(), {}, nullptr, request_.deadline,
-                   request_.timeout);
+    stream_->begin(request_, localCounts(), {}, nullptr, request_.deadline, request_.timeout);
   }
   void end() {
     if (stream_ != nullptr) stream_->end();
@@ -94,8 +93,8 @@ class HostPipeline {
   }
   Slot& slot(std::size_t c) { return slots_[c % slotCount_]; }
   std::uint8_t* scratch(std::size_t c, std::size_t buffer, std::size_t bytes) {
-    const std::size_t index = c % slotCount_ * buffers_ + buffer;
-    return multiHost_.scratch[index].get(std::max<std::size_t>(bytes, 1));
+    return atLeast(std::max<std::size_t>(bytes, 1),
+                   multiHost_.scratch[c % slotCount_ * buffers_ + buffer]);
   }
   /// Begins a transfer of the chunk, unless it is empty.
   void send(std::size_t c, int host, const std::uint8_t* data, std::size_t bytes,

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/algorithms/pipeline.hpp"
 #include "cpu/hosts/pipeline.hpp"
 #include "cpu/hosts/selector.hpp"
 
@@ -32,8 +33,7 @@ class HierarchicalReduce : HostPipeline {
         messages_(scatters_ ? hosts_.size() : 1),
         total_(request.in[0].bytes() / element_),
         oneStep_(scatters_ || takesOneStep()),
-        perChunk_(chunk()),
-        chunks_(std::max<std::size_t>(1, ceilDiv(total_, perChunk_))),
+        cut_(total_, chunk()),
         inFrames_(fitsFrames()) {
     useSlots(lag() + 1, 2 * hosts_.count() + 1);
   }
@@ -41,8 +41,8 @@ class HierarchicalReduce : HostPipeline {
   void run() {
     begin();
     runChunks(
-        chunks_, lag(), [this](std::size_t c) { start(c); }, [this](std::size_t c) { combine(c); },
-        [this](std::size_t c) { finish(c); });
+        cut_.segments, lag(), [this](std::size_t c) { start(c); },
+        [this](std::size_t c) { combine(c); }, [this](std::size_t c) { finish(c); });
     end();
     addSquares();
   }
@@ -75,7 +75,7 @@ class HierarchicalReduce : HostPipeline {
   }
   /// Whether the whole exchange of one step, between all hosts, fits frames.
   bool fitsFrames() const {
-    if (!oneStep_ || chunks_ > 1) return false;
+    if (!oneStep_ || cut_.segments > 1) return false;
     for (int from = 0; from < hosts_.count(); ++from) {
       for (int to = 0; to < hosts_.count(); ++to) {
         if (from != to && sentBytes(0, from, to) > Links::kInlineBytes) return false;
@@ -84,9 +84,9 @@ class HierarchicalReduce : HostPipeline {
     return true;
   }
 
-  std::size_t elements(std::size_t c) const { return std::min(perChunk_, total_ - c * perChunk_); }
+  std::size_t elements(std::size_t c) const { return cut_.length(c); }
   std::size_t bytes(std::size_t c) const { return elements(c) * element_; }
-  std::size_t offset(std::size_t c) const { return c * perChunk_ * element_; }
+  std::size_t offset(std::size_t c) const { return cut_.offset(c) * element_; }
   /// The part of a chunk that a host sums up over all hosts.
   Piece piece(std::size_t c, int host) const {
     if (oneStep_) return {0, elements(c)};
@@ -205,7 +205,7 @@ class HierarchicalReduce : HostPipeline {
       const Message& own = request_.in[m];
       operands[0] = own.contiguous(offset(c) + start, size);
       if (operands[0] == nullptr) {
-        std::uint8_t* copy = own_.get(std::max<std::size_t>(size, 1));
+        std::uint8_t* copy = atLeast(std::max<std::size_t>(size, 1), own_);
         own.read(offset(c) + start, size, copy);
         operands[0] = copy;
       }
@@ -327,8 +327,7 @@ class HierarchicalReduce : HostPipeline {
   const int messages_;  // messages of a rank
   const std::size_t total_;
   const bool oneStep_;
-  const std::size_t perChunk_;  // elements
-  const std::size_t chunks_;
+  const Cut cut_;  // of the elements, into chunks
   const bool inFrames_;
   Scratch own_;
 };
