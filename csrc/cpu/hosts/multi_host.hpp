@@ -21,7 +21,7 @@ namespace fastcoll {
 
 /// Memory that is kept for the next collective, because fresh pages cost more than copies.
 using Scratch = std::vector<std::uint8_t>;
-inline std::uint8_t* atLeast(std::size_t bytes, Scratch& memory) {
+inline std::uint8_t* enlarged(std::size_t bytes, Scratch& memory) {
   if (memory.size() < bytes) memory = Scratch(bytes);
   return memory.data();
 }

@@ -93,8 +93,8 @@ class HostPipeline {
   }
   Slot& slot(std::size_t c) { return slots_[c % slotCount_]; }
   std::uint8_t* scratch(std::size_t c, std::size_t buffer, std::size_t bytes) {
-    return atLeast(std::max<std::size_t>(bytes, 1),
-                   multiHost_.scratch[c % slotCount_ * buffers_ + buffer]);
+    return enlarged(std::max<std::size_t>(bytes, 1),
+                    multiHost_.scratch[c % slotCount_ * buffers_ + buffer]);
   }
   /// Begins a transfer of the chunk, unless it is empty.
   void send(std::size_t c, int host, const std::uint8_t* data, std::size_t bytes,

@@ -205,7 +205,7 @@ class HierarchicalReduce : HostPipeline {
       const Message& own = request_.in[m];
       operands[0] = own.contiguous(offset(c) + start, size);
       if (operands[0] == nullptr) {
-        std::uint8_t* copy = atLeast(std::max<std::size_t>(size, 1), own_);
+        std::uint8_t* copy = enlarged(std::max<std::size_t>(size, 1), own_);
         own.read(offset(c) + start, size, copy);
         operands[0] = copy;
       }
