@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fastcoll import env
 from fastcoll._requirements import CUPY, nccl_packages
 from fastcoll.cuda.shared_gpu import let_ranks_share_gpus
 
@@ -220,7 +219,7 @@ def load() -> NcclLibrary:
         UnusableNccl: An ImportError: CuPy or NCCL is missing or does not load, or this process has two copies of
             NCCL.
     """
-    if env.read()["FASTCOLL_SHARE_GPU"]:
+    if os.environ.get("FASTCOLL_SHARE_GPU") == "1":
         let_ranks_share_gpus()
     cupy = _import_cupy()
     copies = mapped()
