@@ -138,8 +138,10 @@ Options synchronous(int root) {
 
 /// A function that has a door of the group check these arguments.
 template <typename Door, typename... Given>
-auto checks(Door door, Given... given) {
-  return [door, all = std::make_tuple(std::move(given)...)](const Doors& doors) mutable -> Calls {
+auto checks(Door door, Given&&... given) {
+  // The options are copied once: they take longer than a small message.
+  return [door, all = std::tuple<std::decay_t<Given>...>(std::forward<Given>(given)...)](
+             const Doors& doors) mutable -> Calls {
     return std::apply([&](auto&... each) { return (doors.*door)(each...); }, all);
   };
 }
