@@ -8,9 +8,8 @@
 // background thread does, so an isend ends without its wait().
 //
 // One lock guards all state, and its holder waits for no other thread, rank or host:
-//   - A fault is noted with fail(). Lock::unlock() then calls failAll(), which records and
-//   publishes
-//     it without the lock. Until that has ended, no message proceeds: see failing().
+//   - A fault is noted with fail(). Lock::unlock() then calls failAll(), which records and sends it
+//     without the lock. Until that has ended, no message proceeds: see failing().
 //   - Lock::unlock() completes the operations that have ended, because that calls back.
 //   - Pooled threads meet peers and connect with them (connecting.cpp).
 //   - A thread that waits on a connection, or closes it, counts as its user: see withoutLock().
