@@ -20,7 +20,7 @@ if [ -z "$(type -P "$CXX")" ]; then
 fi
 join "$FOLDER/base.cpp" csrc/base/*.cpp
 join "$FOLDER/group.cpp" csrc/group/*.cpp
-join "$FOLDER/shm.cpp" csrc/shm/{arena,futex,group_memory,hello,process}.cpp
+join "$FOLDER/shm.cpp" csrc/shm/{arena,group_memory,hello,process}.cpp
 for target in $TARGETS; do
   join "$FOLDER/fuzz_$target.cpp" "tests/cpp/fuzz_$target.cpp"
 done
