@@ -1,4 +1,4 @@
-// The calls that one thread makes between startCoalescing and endCoalescing.
+// A batch: the calls of one thread from startCoalescing() to endCoalescing().
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -25,7 +25,7 @@ class Deviation(NamedTuple):
     """How far a mean in bfloat16 is from the float64 mean."""
 
     relative: float  # norm of the difference over the norm of the exact mean
-    # The largest error of an element, over the most that one rounding of it can cost.
+    # The largest error of an element, divided by the error bound of one rounding.
     roundings: float
     not_nearest: float  # share of the elements that are not the nearest bfloat16 number
 

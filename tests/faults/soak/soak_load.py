@@ -15,7 +15,7 @@ from rank_calls import WRONG, all_gather, all_reduce, all_to_all, broadcast, red
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What a process held at one moment."""
+    """The resources of a process at one moment."""
 
     at: float  # seconds since the load began
     rounds: int  # of the load, done so far
