@@ -152,33 +152,33 @@ auto checks(Door door, Given&&... given) {
 /// checks the call. It begins with the GIL, and the call frees it before it waits (GilUntilWait).
 /// When a plan is made, it has no GIL. Ranks are those of the group.
 template <std::size_t N, typename Bind>
-struct Call {
+struct Binding {
   const char* name;
   std::array<const char*, N> arguments;
   std::size_t required;
   Bind bind;
 };
 
-inline constexpr Call kAllReduce{"all_reduce", std::array{"tensor", "op"}, 1, [](const auto& a) {
-                                   auto options = synchronous<c10d::AllreduceOptions>();
-                                   options.reduceOp = opOf(a, 1);
-                                   return checks(&Doors::allReduce, Tensors{tensorOf(a[0])},
-                                                 options);
+inline constexpr Binding kAllReduce{"all_reduce", std::array{"tensor", "op"}, 1, [](const auto& a) {
+                                      auto options = synchronous<c10d::AllreduceOptions>();
+                                      options.reduceOp = opOf(a, 1);
+                                      return checks(&Doors::allReduce, Tensors{tensorOf(a[0])},
+                                                    options);
+                                    }};
+
+inline constexpr Binding kReduce{"reduce", std::array{"tensor", "dst", "op"}, 2, [](const auto& a) {
+                                   auto options = synchronous<c10d::ReduceOptions>(a.integer(1));
+                                   options.reduceOp = opOf(a, 2);
+                                   return checks(&Doors::reduce, Tensors{tensorOf(a[0])}, options);
                                  }};
 
-inline constexpr Call kReduce{"reduce", std::array{"tensor", "dst", "op"}, 2, [](const auto& a) {
-                                auto options = synchronous<c10d::ReduceOptions>(a.integer(1));
-                                options.reduceOp = opOf(a, 2);
-                                return checks(&Doors::reduce, Tensors{tensorOf(a[0])}, options);
-                              }};
-
-inline constexpr Call kBroadcast{
+inline constexpr Binding kBroadcast{
     "broadcast", std::array{"tensor", "src"}, 2, [](const auto& a) {
       const auto options = synchronous<c10d::BroadcastOptions>(a.integer(1));
       return checks(&Doors::broadcast, Tensors{tensorOf(a[0])}, options);
     }};
 
-inline constexpr Call kAllGather{
+inline constexpr Binding kAllGather{
     "all_gather", std::array{"output", "input"}, 2, [](const auto& a) {
       return [output = partsOf(a[0]),
               input = Tensors{tensorOf(a[1])}](const Doors& doors) mutable -> Calls {
@@ -188,7 +188,7 @@ inline constexpr Call kAllGather{
       };
     }};
 
-inline constexpr Call kReduceScatter{
+inline constexpr Binding kReduceScatter{
     "reduce_scatter", std::array{"output", "input", "op"}, 2, [](const auto& a) {
       auto options = synchronous<c10d::ReduceScatterOptions>();
       options.reduceOp = opOf(a, 2);
@@ -199,7 +199,7 @@ inline constexpr Call kReduceScatter{
       };
     }};
 
-inline constexpr Call kAllToAll{
+inline constexpr Binding kAllToAll{
     "all_to_all", std::array{"output", "input", "output_splits", "input_splits"}, 2,
     [](const auto& a) {
       Parts output = partsOf(a[0]), input = partsOf(a[1]);
@@ -216,7 +216,7 @@ inline constexpr Call kAllToAll{
       };
     }};
 
-inline constexpr Call kGather{
+inline constexpr Binding kGather{
     "gather", std::array{"output", "input", "dst"}, 3, [](const auto& a) {
       return
           [options = synchronous<c10d::GatherOptions>(a.integer(2)), output = partsOf(a[0], true),
@@ -226,7 +226,7 @@ inline constexpr Call kGather{
           };
     }};
 
-inline constexpr Call kScatter{
+inline constexpr Binding kScatter{
     "scatter", std::array{"output", "input", "src"}, 3, [](const auto& a) {
       return [options = synchronous<c10d::ScatterOptions>(a.integer(2)),
               output = Tensors{tensorOf(a[0])},
@@ -236,22 +236,22 @@ inline constexpr Call kScatter{
       };
     }};
 
-inline constexpr Call kBarrier{
+inline constexpr Binding kBarrier{
     "barrier", std::array<const char*, 0>{}, 0,
     [](const auto&) { return checks(&Doors::barrier, synchronous<c10d::BarrierOptions>()); }};
 
-inline constexpr Call kSend{"send", std::array{"tensor", "dst", "tag"}, 2, [](const auto& a) {
-                              return checks(&Doors::send, Tensors{tensorOf(a[0])}, a.integer(1),
-                                            a.integerOr(2, 0));
-                            }};
+inline constexpr Binding kSend{"send", std::array{"tensor", "dst", "tag"}, 2, [](const auto& a) {
+                                 return checks(&Doors::send, Tensors{tensorOf(a[0])}, a.integer(1),
+                                               a.integerOr(2, 0));
+                               }};
 
-inline constexpr Call kRecv{"recv", std::array{"tensor", "src", "tag"}, 2, [](const auto& a) {
-                              return checks(&Doors::recv, Tensors{tensorOf(a[0])}, a.integer(1),
-                                            a.integerOr(2, 0));
-                            }};
+inline constexpr Binding kRecv{"recv", std::array{"tensor", "src", "tag"}, 2, [](const auto& a) {
+                                 return checks(&Doors::recv, Tensors{tensorOf(a[0])}, a.integer(1),
+                                               a.integerOr(2, 0));
+                               }};
 
 /// Sends a message to one rank while it receives one from another.
-inline constexpr Call kSendRecv{
+inline constexpr Binding kSendRecv{
     "sendrecv", std::array{"send", "dst", "recv", "src", "tag"}, 4, [](const auto& a) {
       return checks(&Doors::sendrecv, Tensors{tensorOf(a[0])}, a.integer(1),
                     Tensors{tensorOf(a[2])}, a.integer(3), a.integerOr(4, 0));
