@@ -69,7 +69,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     };
     device_.emplace(DeviceGroup{c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_),
                                 name_, engine_->config().settings, rank, size, options_,
-                                c10::DeviceType::CUDA,
+                                c10::DeviceType::CUDA, hostPeers(engine_),
                                 [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
   });
   trace_.emplace(*this, name_, options_, engine_->config().settings, [this] {

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/settings.hpp"
 #include "cpu/abort_hooks.hpp"
@@ -100,6 +101,14 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   PointToPoint& pointToPoint(const char* call, std::uint64_t seq);
   /// For an operation that has begun.
   PointToPoint& pointToPoint() { return *pointToPoint_; }
+  /// For device tensors, which move without this engine: meets all ranks, who all call it, and
+  /// returns the ranks of this host. Any number of times; from any thread.
+  std::vector<int> meet(Milliseconds timeout);
+  /// Meets one other rank, which calls it too.
+  void meet(int peer, Milliseconds timeout);
+  /// nullptr: the group has one rank. A peer that this rank has met is bound in it, if it is on
+  /// this host.
+  GroupMemory* memory() const { return memory_.get(); }
   /// Waits for all ranks; its error names the missing ranks. The group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
 
@@ -133,6 +142,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   std::unique_lock<std::mutex> admit(Task& task, bool& here);
   void uncheck();
   void execute(Task& task);
+  const Agreement& agree(Milliseconds timeout);
   void decide(Milliseconds timeout);
   void span(const Agreement& agreement, Milliseconds timeout);
   PointToPoint& madePointToPoint() override;
@@ -165,6 +175,8 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;
+  std::timed_mutex agreeing_;
+  std::optional<Agreement> agreement_;
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;

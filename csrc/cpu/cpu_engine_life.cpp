@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/fork.hpp"
+#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/topology.hpp"
 #include "cpu/cpu_engine.hpp"
@@ -102,8 +103,18 @@ CpuEngine::~CpuEngine() {
 
 // --- the first collective -----------------------------------------------------------------------
 
+/// Meets all ranks, once: in the first collective, or for the first device tensors, whichever comes
+/// first on this rank.
+const Agreement& CpuEngine::agree(Milliseconds timeout) {
+  const auto deadline = deadlineAfter(Clock::now(), timeout);
+  std::unique_lock<std::timed_mutex> lock(agreeing_, std::defer_lock);
+  while (!lock.try_lock_for(kWaitSlice)) checkInterrupt();  // the other thread has a deadline
+  if (!agreement_) agreement_ = rendezvous_->agree(deadline, timeout);
+  return *agreement_;
+}
+
 void CpuEngine::decide(Milliseconds timeout) {
-  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
+  const Agreement& agreement = agree(timeout);
   spin_.decide(agreement.coreEach);
   if (agreement.hosts.count() == 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(),
@@ -173,6 +184,34 @@ PointToPoint& CpuEngine::madePointToPoint() {
     pointToPoint_ = std::move(made);
   });
   return *pointToPoint_;
+}
+
+// --- device tensors ------------------------------------------------------------------------------
+
+std::vector<int> CpuEngine::meet(Milliseconds timeout) {
+  enter("init", 0).unlock();
+  if (rendezvous_ == nullptr) return {0};
+  return agree(timeout).hosts.local();
+}
+
+void CpuEngine::meet(int peer, Milliseconds timeout) {
+  enter("init", 0).unlock();
+  const auto deadline = deadlineAfter(Clock::now(), timeout);
+  int polls = 0;
+  for (;;) {
+    const Rendezvous::Met met = rendezvous_->tryMeet(peer);
+    if (met == Rendezvous::Met::Here || met == Rendezvous::Met::Elsewhere) return;
+    checkInterrupt();
+    enter("init", 0).unlock();
+    if (Clock::now() >= deadline) {
+      throw Error(ErrorKind::Timeout, errorSite("init", config_), "timed out after ",
+                  timeout.count(), " ms; ", memory_->memberName(peer),
+                  met == Rendezvous::Met::NotYet ? " has not created the group"
+                                                 : " has not called this rank",
+                  kFindDelay);
+    }
+    pause(polls);
+  }
 }
 
 void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {

@@ -4,8 +4,10 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "base/fork.hpp"
+#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device_plan.hpp"
@@ -20,6 +22,21 @@ constexpr const char* kFindInterrupt = ". Find out what interrupted the rank.";
 // How long end() waits for calls under way.
 constexpr Milliseconds kShortGrace{1000};
 
+/// Whether the request's count must be equal on all ranks.
+bool sameCount(const Request& request) {
+  switch (request.collective) {
+    case Collective::AllReduce:
+    case Collective::Broadcast:
+    case Collective::Reduce:
+      return true;
+    case Collective::AllGather:
+    case Collective::ReduceScatter:
+      return request.contiguousParts;  // else each rank's may be its own
+    default:
+      return false;
+  }
+}
+
 WatchdogConfig configOf(const DeviceGroup& group) {
   WatchdogConfig config;
   config.name = group.name;
@@ -28,6 +45,7 @@ WatchdogConfig configOf(const DeviceGroup& group) {
   config.tearsDown = group.settings.errorHandling == "teardown";
   config.heartbeat = std::chrono::seconds(group.settings.heartbeatSeconds);
   config.failing = group.failing;
+  config.peers = group.peers;
   return config;
 }
 
@@ -62,6 +80,10 @@ bool CudaEngine::forked() const {
 void CudaEngine::throwIfUnusable(const char* call) const {
   if (forked()) {  // before any lock: a fork may inherit a held one
     throw Error(ErrorKind::Backend, concat(errorSite(call, config_), kForked));
+  }
+  if (config_.size > 1 && config_.peers->aborted()) {
+    watchdog_->lookAtPeers();
+    watchdog_->waitForFailure();
   }
   watchdog_->throwIfUnusable(call);
 }
@@ -117,9 +139,11 @@ void CudaEngine::prepare(c10::Device device, int pair, bool captured, const char
   }
   try {
     const c10::DeviceGuard onDevice(device);
+    if (!captured) meet(device, pair);
     library_->prepare(device, pair, captured);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::Value) abort(error.kind(), error.what());
+    watchdog_->throwIfUnusable(call);  // what ended it, if that came first
     throw Error(error.kind(), watchdog_->site(call, sequence() + 1), error.what());
   } catch (...) {
     abort(ErrorKind::Backend, concat("a call was interrupted before it began", kFindInterrupt));
@@ -127,6 +151,17 @@ void CudaEngine::prepare(c10::Device device, int pair, bool captured, const char
   }
   const std::lock_guard<std::mutex> lock(preparedMutex_);
   prepared_.insert(key);
+}
+
+/// Meets the ranks first, so that one that ends while NCCL connects them is noticed.
+void CudaEngine::meet(c10::Device device, int pair) {
+  if (config_.size == 1) return;
+  const Milliseconds timeout = options_->timeout;
+  watchdog_->watch();
+  if (pair >= 0) return config_.peers->meet(pair, timeout);
+  config_.peers->meet(timeout);
+  const std::lock_guard<std::mutex> lock(preparedMutex_);
+  if (!first_) first_ = device;
 }
 
 /// Takes no launch lock. Runs before the call's timeout starts.
@@ -149,6 +184,7 @@ void CudaEngine::split(int color, int key, DeviceEngine* child) {
   try {
     const c10::DeviceGuard onDevice(device);
     library_->split(device, color, key, theirs != nullptr ? theirs->library_.get() : nullptr);
+    if (theirs != nullptr) theirs->meet(device, -1);
   } catch (const Error& error) {
     abort(error.kind(), error.what());
     throw;
@@ -195,15 +231,43 @@ std::vector<DeviceRequest> CudaEngine::requestsOf(const std::vector<CallRef>& ca
   return requests;
 }
 
+/// Shows the ranks of this host the collectives among the calls, as far as they are equal on all
+/// ranks.
+std::uint64_t CudaEngine::post(const std::vector<CallRef>& calls, const InFlightCall& flight) {
+  std::optional<Signature> first;
+  std::uint64_t others = 0;
+  const auto add = [&](const Request& request, bool wire) {
+    Signature one = request.signature();
+    if (!sameCount(request)) one.count = 0;
+    one.seq = flight.seq;
+    if (!first) {
+      first = one;
+      one = Signature{};
+    }
+    const std::uint64_t words[] = {others, one.count, std::bit_cast<std::uint64_t>(one.factor),
+                                   std::uint64_t(one.root), std::uint64_t(one.collective),
+                                   std::uint64_t(one.dtype), std::uint64_t(one.op), wire};
+    others = fnv(words, sizeof words);
+  };
+  for (const CallRef& call : calls) {
+    if (call->isMessage()) continue;
+    add(call->request, call->options != nullptr && call->options->wire.has_value());
+    for (const Request& part : call->parts) add(part, false);
+  }
+  return first ? config_.peers->post(*first, others) : 0;
+}
+
 void CudaEngine::put(const std::vector<CallRef>& calls, const InFlightRef& flight) {
   const Call& first = *calls.front();
   throwIfUnusable(flight->call);
   int pair = first.isMessage() && !first.batched ? first.request.root : -1;
   // All ranks make this call, even a rank that has nothing to move.
   const bool everyone = pair < 0;
+  bool compared = false;
   {
     const std::lock_guard<std::mutex> lock(preparedMutex_);
     last_ = flight->device;
+    compared = !first_ || first_ == flight->device;
     if (bound_ == flight->device) pair = -1;
   }
   // Relaxed, because kernel code is loaded and tables are copied to the device here.
@@ -225,6 +289,7 @@ void CudaEngine::put(const std::vector<CallRef>& calls, const InFlightRef& fligh
   const auto apart = [&](const CallRef& call) { return call->callers != flight->stream; };
   if (std::any_of(calls.begin(), calls.end(), apart)) flight->stash(calls);
   watchdog_->track(flight);
+  if (everyone && compared && !captured && config_.size > 1) flight->number = post(calls, *flight);
   try {
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
@@ -234,6 +299,7 @@ void CudaEngine::put(const std::vector<CallRef>& calls, const InFlightRef& fligh
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
       watchdog_->untrack(flight);
+      if (flight->number != 0) config_.peers->withdraw();
     } else {
       // From here on this rank would be one call behind the others, so the group fails.
       watchdog_->fail(error.kind(), concat(flight->describe(), " failed: ", error.what()), false);

@@ -58,12 +58,14 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
     std::shared_ptr<EventPool> timedEvents;
   };
   void put(const std::vector<CallRef>& calls, const InFlightRef& flight);
+  std::uint64_t post(const std::vector<CallRef>& calls, const InFlightCall& flight);
   std::vector<DeviceRequest> requestsOf(const std::vector<CallRef>& calls) const;
   bool forked() const;
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
   c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own, const Call& call,
                         int pair);
   void prepare(c10::Device device, int pair, bool captured, const char* call);
+  void meet(c10::Device device, int pair);
   void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream);
   void issue(const std::vector<CallRef>& calls, const std::vector<DeviceRequest>& requests,
              OfDevice& own, int pair, bool captured, InFlightCall& flight);
@@ -78,7 +80,8 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   mutable std::mutex preparedMutex_;
   std::set<std::pair<c10::DeviceIndex, int>> prepared_;  // existing communicators
   std::optional<c10::Device> bound_;
-  std::optional<c10::Device> last_;  // of the last call
+  std::optional<c10::Device> last_;   // of the last call
+  std::optional<c10::Device> first_;  // of which the ranks of the host compare the calls
 
   // Held while calls are put on streams: their order and numbers must be equal on all ranks.
   std::mutex launchMutex_;

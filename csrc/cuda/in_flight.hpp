@@ -27,11 +27,13 @@ class InFlightCall {
   explicit InFlightCall(const std::vector<CallRef>& calls);
 
   std::uint64_t seq = 0;
+  std::atomic<std::uint64_t> number{0};  // see UnderWay
   const char* const call;  // "all_reduce"
   const DType dtype;
   std::int64_t inElements = 0;
   std::int64_t outElements = 0;
   const Milliseconds timeout;
+  TimePoint launched;
   TimePoint deadline;
   const c10::Device device;
   /// The stream on which it runs, once that is known.

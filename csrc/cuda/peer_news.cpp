@@ -36,6 +36,11 @@ std::string PeerNews::heard() const {
   return first_.value_or("");
 }
 
+void PeerNews::hear(const std::string& fault) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!first_) first_ = fault;
+}
+
 /// The keys also of domains with one rank alone: that rank passes the fault on to its other peers.
 /// A domain of all ranks comes first, because the first key names the fault that came before.
 std::vector<std::string> PeerNews::faultKeys() const {

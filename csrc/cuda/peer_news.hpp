@@ -32,6 +32,8 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
 
   /// Reads the store for a fault of another rank, if the bell has rung. `second`: see FaultBell.
   void listen(std::uint64_t second) noexcept;
+  /// Takes over a fault that another rank has reported in another way.
+  void hear(const std::string& fault);
   /// The first fault that a rank reported, or "": another rank, unless tell() came first.
   std::string heard() const;
   /// Reports this rank's fault and progress to the others; `cause` is "" in answer to their fault.

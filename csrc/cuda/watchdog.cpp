@@ -16,7 +16,8 @@ namespace {
 
 // Between two polls: while a thread waits for one, and while no call is under way.
 constexpr Milliseconds kSoon{10};
-constexpr Milliseconds kIdle{1000};
+constexpr Milliseconds kIdle{500};
+constexpr char kTheirs[] = "another rank met a fault: ";
 // How long the program has to meet a fault in a call of its own.
 constexpr Milliseconds kUnreported{1000};
 
@@ -58,21 +59,32 @@ void Watchdog::throwIfUnusable(const char* call) const {
 
 // --- calls ---------------------------------------------------------------------------------------
 
+void Watchdog::startLocked() {
+  if (watched_) return;
+  startWatching(shared_from_this());
+  watched_ = true;
+}
+
+void Watchdog::watch() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusableLocked("init");
+  startLocked();
+}
+
 void Watchdog::track(const InFlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   throwIfUnusableLocked(flight->call);
-  if (!watched_) {
-    startWatching(shared_from_this());
-    watched_ = true;
-  }
+  startLocked();
   flight->seq = ++sequence_;
-  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
+  flight->launched = Clock::now();
+  flight->deadline = deadlineAfter(flight->launched, flight->timeout);
   flights_.push_back(flight);
   if (flights_.size() == 1) wakeWatching();
 }
 
 void Watchdog::untrack(const InFlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  captures_ = captures_ || flight->captured();
   flights_.erase(std::remove(flights_.begin(), flights_.end(), flight), flights_.end());
 }
 
@@ -84,6 +96,10 @@ std::vector<InFlightRef> Watchdog::takeEnded() {
 std::uint64_t Watchdog::sequence() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return sequence_;
+}
+
+std::string Watchdog::ownHead() const {
+  return concat("rank ", config_.rank, ": ");
 }
 
 bool Watchdog::faulted(ErrorKind* kind) const {
@@ -114,7 +130,7 @@ Milliseconds Watchdog::turn() noexcept {
 void Watchdog::check(bool blocked) noexcept {
   endProcessIfDue();
   completeFailureIfDue();
-  if (!blocked) return;
+  if (!blocked || lookAtPeers()) return;
   std::string late;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -178,7 +194,31 @@ void Watchdog::endProcessIfDue() noexcept {
   std::abort();
 }
 
+bool Watchdog::lookAtPeers() {
+  if (config_.peers->aborted()) {
+    const auto [kind, text, when] = config_.peers->recorded();
+    const bool theirs = text.rfind("rank ", 0) == 0 && text.rfind(ownHead(), 0) != 0;
+    if (theirs) news_->hear(text);
+    fail(kind, concat(theirs ? kTheirs : "a call on CPU tensors has failed: ", text), theirs);
+    return true;
+  }
+  UnderWay call;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::Healthy || closing_) return false;
+    const auto numbered = [](const InFlightRef& flight) { return flight->number != 0; };
+    auto first = std::find_if(flights_.begin(), flights_.end(), numbered);
+    if (first == flights_.end()) first = flights_.begin();
+    if (!flights_.empty()) call = {(*first)->describe(), (*first)->number, (*first)->launched};
+  }
+  const auto fault = config_.peers->look(call);
+  if (!fault) return false;
+  fail(fault->kind, fault->text, false, true);
+  return true;
+}
+
 void Watchdog::look() {
+  if (lookAtPeers()) return;
   const auto note = [this](std::optional<TimePoint> since) {
     const std::lock_guard<std::mutex> lock(mutex_);
     lookingSince_ = since;
@@ -195,7 +235,7 @@ void Watchdog::look() {
   note(std::nullopt);
   if (!fault.empty()) return fail(ErrorKind::Backend, fault, true);
   const std::string heard = news_->heard();
-  if (!heard.empty()) fail(ErrorKind::Backend, "another rank met a fault: " + heard, true);
+  if (!heard.empty()) fail(ErrorKind::Backend, kTheirs + heard, true);
 }
 
 /// Queries events without the lock, because a driver may hang.
@@ -220,10 +260,12 @@ void Watchdog::pollInFlight() {
     }
   }
   std::string timedOut;
+  std::string absent;
   Milliseconds limit{};
   if (late != nullptr) {
     timedOut = late->describe();
     limit = late->timeout;
+    absent = config_.peers->late(late->number);
     late.reset();
   }
   Callbacks callbacks;
@@ -247,7 +289,7 @@ void Watchdog::pollInFlight() {
   }
   callLater(std::move(callbacks));
   if (!timedOut.empty()) {
-    fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms"), true);
+    fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms", absent), true);
   }
 }
 

@@ -2,8 +2,8 @@
 // ranks. Two threads of the process call it (watch_threads.hpp), from the first call on. They never
 // take the GIL, because a thread that hangs may hold it.
 //
-// A turn polls the events of calls under way, their deadlines, the library's errors, and faults of
-// other ranks (PeerNews). A fault takes two steps. At once all calls under way are marked as
+// A turn polls the ranks of this host (HostPeers), the events of calls under way, their deadlines,
+// the library's errors, and faults of other ranks (PeerNews). A fault takes two steps. At once all calls under way are marked as
 // failing and the communicators are aborted, on a thread that may hang. When the other ranks have
 // reported their progress, or after a limit, all works fail with that text.
 //
@@ -26,6 +26,7 @@
 #include "cuda/communicators.hpp"
 #include "cuda/in_flight.hpp"
 #include "cuda/peer_news.hpp"
+#include "torch/host_peers.hpp"
 
 namespace fastcoll {
 
@@ -39,6 +40,7 @@ struct WatchdogConfig {
   /// thread may be blocked before that ends the process; 0: for ever.
   bool tearsDown = false;
   Milliseconds heartbeat{0};
+  std::shared_ptr<HostPeers> peers;
   /// Called before a fault ends any call. Waits for the GIL no longer than it must.
   std::function<void()> failing = [] {};
 };
@@ -55,6 +57,10 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
            std::shared_ptr<FaultBell> bell, std::shared_ptr<Communicators> communicators,
            OnFault onFault);
 
+  /// Looks for a fault of the ranks of this host now, instead of in the next turn.
+  bool lookAtPeers();
+  /// Watches the group from now on; track() does so too.
+  void watch();
   /// Numbers a call and watches it. Throws Error if the group has failed or was closed.
   void track(const InFlightRef& flight);
   /// Stops watching a call that did not begin, or was captured into a graph.
@@ -65,7 +71,9 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   /// Ends the group on all ranks; the first fault counts. `ask`: add the progress of the other
   /// ranks to the text. From any thread; does not wait.
-  void fail(ErrorKind kind, const std::string& cause, bool ask) noexcept;
+  /// `unlessIdle`: the fault has spoiled no result if no call is under way. Then the next call
+  /// raises it, and without one it does no harm.
+  void fail(ErrorKind kind, const std::string& cause, bool ask, bool unlessIdle = false) noexcept;
   /// Waits for the text of a fault under way, until shortly after the text is due.
   void waitForFailure() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
@@ -105,10 +113,13 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   void completeFailureIfDue();
   void endProcessIfDue() noexcept;
   void look();
+  void startLocked();
   void pollInFlight();
   void completeFailure(const std::string& answers);
   void abortCommunicators();
   std::string progress() const;
+  /// How this rank's faults begin where other ranks read them.
+  std::string ownHead() const;
   void throwIfUnusableLocked(const char* call) const;
 
   const WatchdogConfig config_;
@@ -124,6 +135,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   std::uint64_t completed_ = 0;      // of the last call whose end was seen
   std::optional<TimePoint> lookingSince_;
   bool watched_ = false;
+  bool captures_ = false;  // a graph has calls of the group, and its replays are not seen here
   bool closing_ = false;
   bool closed_ = false;
   bool aborting_ = false;  // the library's abort has not returned

@@ -57,7 +57,7 @@ std::string Watchdog::progress() const {
                 flights_.empty() ? "nothing" : flights_.front()->describe());
 }
 
-void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept {
+void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool unlessIdle) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (phase_ != Phase::Healthy || closed_) return;
@@ -69,6 +69,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       const std::lock_guard<std::mutex> lock(mutex_);
       if (phase_ != Phase::Healthy || closed_) return;
       phase_ = Phase::Failing;
+      if (unlessIdle && flights_.empty() && !captures_) acknowledge();
       kind_ = kind;
       cause_ = cause;
       completeBy_ = Clock::now() + (ask ? kAnswer + Milliseconds(500) : Milliseconds(0));
@@ -100,7 +101,8 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       ask = false;  // there is no rank to ask
     }
     if (!ask) completeFailure("");
-    if (onFault_) onFault_(kind, withRemedy(kind, cause));
+    const std::string heard = news_->heard();
+    if (onFault_) onFault_(kind, theirs ? heard : ownHead() + withRemedy(kind, cause));
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
                                ": the abort itself failed: ", error.what()));

@@ -2,7 +2,7 @@
 // (group, rank), in the arena of the rank's process. Peers find it in the arena's directory by the
 // instance nonce.
 //
-// Writers: the owner writes its identity, signatures, progress, splits and rings. Peers write
+// Writers: the owner writes its identity, signatures, progress, calls, splits and rings. Peers write
 // `waiters` (before they sleep on a word of this block) and `abort`.
 #pragma once
 
@@ -77,6 +77,22 @@ struct alignas(64) AbortRecord {
   char text[1016];
 };
 
+/// A collective on device tensors, see CallBoard.
+struct alignas(64) CallLine {
+  static constexpr std::size_t kWords = sizeof(Signature) / sizeof(std::uint64_t);
+  std::atomic<std::uint64_t> number;  // of the line; 0 while it is written
+  std::atomic<std::uint64_t> history;
+  std::atomic<std::uint64_t> signature[kWords];
+};
+static_assert(CallLine::kWords * sizeof(std::uint64_t) == sizeof(Signature));
+
+/// The last lines of a rank.
+struct alignas(64) CallLines {
+  static constexpr std::size_t kLines = 64;
+  std::atomic<std::uint64_t> count;  // lines ever written
+  CallLine lines[kLines];
+};
+
 /// One entry per peer.
 struct PeerLink {
   std::atomic<std::uint64_t> nonce;    // the peer's instance nonce that this rank bound (the echo)
@@ -92,6 +108,7 @@ struct ControlBlock {
   ArrivalLine arrivals[2];
   SignatureLine signatures[2];
   AbortRecord abort;
+  CallLines calls;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 
   static constexpr std::size_t kSmallRingBytes = 32 * 1024;

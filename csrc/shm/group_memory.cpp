@@ -165,11 +165,12 @@ GroupMemory::~GroupMemory() {
 /// Gives back memory in which peers write: bytes for the ring's owner, counters, faults. After a
 /// fault, a peer that is stopped or has not detected it may still do so. Then the memory is retired
 /// once all peers have died or left, here or in a later retireHeld(). This applies without a fault
-/// too, if close() must keep the memory, if a peer still counts as asleep, and for the peer `late`,
-/// which may still write.
+/// too, if close() must keep the memory, if a peer still counts as asleep or may read this
+/// rank's device calls, and for the peer `late`, which may still write.
 void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
   std::vector<Instance> writers;
-  const bool any = keep_ || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
+  const bool any = keep_ || read_ || aborted() ||
+                   own().progress.waiters.load(std::memory_order_seq_cst) > 0;
   for (const auto& [peer, bound] : everBound_) {
     if (any || peer == late) writers.push_back(*bound);
   }

@@ -53,6 +53,8 @@ class GroupMemory {
   /// Reserves zeroed arena memory for this rank and `peer`. It is freed with the group's own
   /// memory, or with WriteLate once the peer has left or died too.
   std::uint64_t allocate(std::size_t bytes, Use use, int peer);
+  /// Peers may read this rank's block even after it has left: keeps it until they have left too.
+  void keepForReaders() { read_ = true; }
 
   /// `bytes` at `offset` of a peer's arena. Throws Error(Backend) if they are not inside it, so a
   /// broken peer cannot make this process read or write elsewhere.
@@ -129,6 +131,7 @@ class GroupMemory {
   std::uint64_t blockOffset_ = 0;
   bool closed_ = false;
   bool keep_ = false;
+  std::atomic<bool> read_{false};
   bool left_ = false;
   std::atomic<ControlBlock*> own_{nullptr};
   std::mutex bindMutex_;

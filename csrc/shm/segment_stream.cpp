@@ -27,9 +27,13 @@ std::string describe(const Signature& signature) {
 
 std::string mismatch(int rank, const std::string& mine, const std::string& member,
                      const std::string& theirs) {
+  return mismatched(rank, mine, member, theirs) + kSameOrder;
+}
+
+std::string mismatched(int rank, const std::string& mine, const std::string& member,
+                       const std::string& theirs) {
   return concat("Detected mismatch between collectives on ranks: rank ", rank, " runs ", mine, ", ",
-                member, " runs ", theirs,
-                ". All ranks must issue the same collectives in the same order.");
+                member, " runs ", theirs);
 }
 
 std::string splitMismatch(const Signature& signature, int from, int to, std::uint64_t sent,

@@ -240,6 +240,11 @@ std::string describe(const Signature& signature);
 /// `mine`, `theirs`: what the rank and the member of that name run.
 std::string mismatch(int rank, const std::string& mine, const std::string& member,
                      const std::string& theirs);
+/// The same without the remedy, kSameOrder.
+std::string mismatched(int rank, const std::string& mine, const std::string& member,
+                       const std::string& theirs);
+inline constexpr char kSameOrder[] =
+    ". All ranks must issue the same collectives in the same order.";
 /// Both ends of a pair announced different bytes.
 std::string splitMismatch(const Signature& signature, int from, int to, std::uint64_t sent,
                           std::uint64_t expected);

@@ -17,6 +17,7 @@
 #include "base/error.hpp"
 #include "base/exported.hpp"
 #include "cpu/algorithms/algorithm.hpp"
+#include "torch/host_peers.hpp"
 #include "torch/options.hpp"
 
 namespace fastcoll {
@@ -104,6 +105,7 @@ struct DeviceGroup {
   int size = 1;
   c10::intrusive_ptr<Options> options;
   c10::DeviceType device = c10::DeviceType::CUDA;
+  std::shared_ptr<HostPeers> peers;
   /// Called before a fault ends any call.
   std::function<void()> failing;
   /// Called with the group's first fault, on any thread. Must not wait for Python.
