@@ -148,13 +148,15 @@ void Watchdog::check(bool blocked) noexcept {
 
 void Watchdog::completeFailureIfDue() {
   bool late = false;
+  bool asks = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (phase_ != Phase::Failing) return;
     late = Clock::now() >= completeBy_;
+    asks = asks_;
   }
   const auto answers = late ? news_->answersSoFar() : news_->answers();
-  if (answers) completeFailure(*answers);
+  if (answers) completeFailure(asks ? *answers : "");
 }
 
 /// Ends the process if no call has raised the fault, as torch's own NCCL backend does. Otherwise

@@ -71,9 +71,9 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   /// Ends the group on all ranks; the first fault counts. `ask`: add the progress of the other
   /// ranks to the text. From any thread; does not wait.
-  /// `unlessIdle`: the fault has spoiled no result if no call is under way. Then the next call
-  /// raises it, and without one it does no harm.
-  void fail(ErrorKind kind, const std::string& cause, bool ask, bool unlessIdle = false) noexcept;
+  /// `ofPeer`: only this host sees the fault, so it is told to the others first. It has spoiled no
+  /// result if no call is under way; then the next call raises it, and without one it does no harm.
+  void fail(ErrorKind kind, const std::string& cause, bool ask, bool ofPeer = false) noexcept;
   /// Waits for the text of a fault under way, until shortly after the text is due.
   void waitForFailure() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
@@ -143,6 +143,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   ErrorKind kind_ = ErrorKind::Backend;
   std::string cause_;
   TimePoint completeBy_;
+  bool asks_ = false;  // the text of the fault waits for the other ranks' progress
   TimePoint failedAt_;
   const std::shared_ptr<std::atomic<bool>> reported_ = std::make_shared<std::atomic<bool>>(false);
 };

@@ -17,6 +17,7 @@ namespace {
 // How long the rank that met a fault waits for the progress of the others.
 constexpr Milliseconds kAnswer{2500};
 // How long close() waits for the library's abort, and for the threads.
+constexpr Milliseconds kTelling{500};  // for the store, to take a report
 constexpr Milliseconds kAbort{2000};
 constexpr Milliseconds kThreads{200};
 constexpr Milliseconds kSlice{50};
@@ -57,7 +58,7 @@ std::string Watchdog::progress() const {
                 flights_.empty() ? "nothing" : flights_.front()->describe());
 }
 
-void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool unlessIdle) noexcept {
+void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofPeer) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (phase_ != Phase::Healthy || closed_) return;
@@ -69,16 +70,23 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool unl
       const std::lock_guard<std::mutex> lock(mutex_);
       if (phase_ != Phase::Healthy || closed_) return;
       phase_ = Phase::Failing;
-      if (unlessIdle && flights_.empty() && !captures_) acknowledge();
+      if (ofPeer && flights_.empty() && !captures_) acknowledge();
       kind_ = kind;
       cause_ = cause;
-      completeBy_ = Clock::now() + (ask ? kAnswer + Milliseconds(500) : Milliseconds(0));
+      asks_ = ask;
+      const Milliseconds patience = ask ? kAnswer + kTelling : ofPeer ? kTelling : Milliseconds(0);
+      completeBy_ = Clock::now() + patience;
       came = progress();
       for (const InFlightRef& flight : flights_) flight->markFailing();
       aborting_ = true;
       changed_.notify_all();
     }
     wakeWatching();
+    // Answer a fault of another rank; report a new one.
+    const std::string heard = news_->heard();
+    const bool theirs = !heard.empty() && ask;
+    const std::string told = theirs ? heard : ownHead() + withRemedy(kind, cause);
+    config_.peers->record({kind, told});
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
                                ": the group is aborted: ", withRemedy(kind, cause)));
     communicators_->endWaits();  // even if no thread can be started
@@ -93,16 +101,14 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool unl
       log(LogLevel::Warn,
           concat("no thread could be started for the abort: ", error.what(), kMoreThreads));
     }
-    // Answer a fault of another rank; report a new one.
-    const bool theirs = !news_->heard().empty() && ask;
     if (!communicators_->domains().empty()) {
       news_->tell(theirs ? "" : cause, came, ask ? kAnswer : Milliseconds(0));
     } else {
-      ask = false;  // there is no rank to ask
+      ask = ofPeer = false;  // there is no rank to ask or tell
     }
-    if (!ask) completeFailure("");
-    const std::string heard = news_->heard();
-    if (onFault_) onFault_(kind, theirs ? heard : ownHead() + withRemedy(kind, cause));
+    // A call that raises may end the process: what other hosts must hear is written first.
+    if (!ask && !ofPeer) completeFailure("");
+    if (onFault_) onFault_(kind, told);
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
                                ": the abort itself failed: ", error.what()));

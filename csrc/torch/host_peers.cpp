@@ -60,6 +60,12 @@ class PeersOfCpu final : public HostPeers {
     return known ? engine->memory()->recorded() : Fault{};
   }
 
+  void record(const Fault& fault) override {
+    const auto engine = engine_.lock();
+    if (engine == nullptr || engine->memory() == nullptr) return;
+    engine->memory()->abort(fault.kind, fault.text);
+  }
+
   std::optional<Fault> look(const UnderWay& call) override {
     const auto engine = engine_.lock();
     if (engine == nullptr || engine->memory() == nullptr) return std::nullopt;

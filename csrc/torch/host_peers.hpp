@@ -39,6 +39,9 @@ class HostPeers {
   virtual bool aborted() = 0;
   /// Its fault.
   virtual Fault recorded() = 0;
+  /// Records a fault of this engine there, for the ranks of this host. Then this process may end,
+  /// and they do not take its end for the cause.
+  virtual void record(const Fault& fault) = 0;
   /// A fault that this host shows: a rank has ended, has left before a call, or has made another
   /// call. Also warns of a rank that is stopped while the others wait.
   virtual std::optional<Fault> look(const UnderWay& call) = 0;

@@ -97,7 +97,7 @@ def test_a_killed_rank(jobs, size, moment):
 
 @pytest.mark.parametrize("way", ["destroy", full("return"), "os._exit"])
 def test_a_rank_that_leaves_before_a_call(jobs, way):
-    job = jobs(3, loses, "in a call", way)
+    job = jobs(3, loses, "in a call", way, real_exits=[VICTIM])
     job.hear_all()
     job.tell_all()
     since = job.hear(VICTIM) if way == "destroy" else time.monotonic()
