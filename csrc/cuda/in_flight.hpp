@@ -27,8 +27,8 @@ class InFlightCall {
  public:
   /// `timed`: it measures the call's time on the device; not if the call is captured.
   InFlightCall(c10::DeviceType type, bool timed);
-  /// Makes it the record of other calls, which run on `stream`, while no other thread uses it. Takes
-  /// over the extensions of their timeouts.
+  /// Makes it the record of other calls, which run on `stream`, while no other thread uses it.
+  /// Takes over the extensions of their timeouts.
   void begin(const DeviceLaunch& launch, const c10::Stream& stream);
   /// "all_reduce"
   static const char* nameOf(const std::vector<CallRef>& calls);
@@ -73,9 +73,9 @@ class InFlightCall {
   void traceStart() const;
   void traceEnd() const noexcept;
 
-  /// Called before and after the call is put on its stream. `captured`: the stream is being captured
-  /// into a graph, so no event may be queried, and nothing has begun. The events belong to the
-  /// graph then.
+  /// Called before and after the call is put on its stream. `captured`: the stream is being
+  /// captured into a graph, so no event may be queried, and nothing has begun. The events belong to
+  /// the graph then.
   void issuing();
   void issued(bool captured);
   bool captured() const {
