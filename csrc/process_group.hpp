@@ -198,7 +198,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   bool canRepeat(const Plan& plan) const;
   /// Runs the call again. From one thread at a time. After an exception it may still be queued, so
   /// it cannot run again.
-  void repeat(const Plan& plan);
+  void repeat(Plan& plan);
 
  private:
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
@@ -236,7 +236,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
     }
   }
   // process_group_device.cpp
-  WorkRef launchOnDevice(const CallRef& call);
+  WorkRef launchOnDevice(DeviceLaunch& launch);
   WorkRef launchBatch(std::vector<CallRef> calls);
   void splitDevice(int color, ProcessGroupFastcoll* child);
   std::function<void()> behindDevice(const Call& barrier);

@@ -25,8 +25,10 @@ void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
   ours->split(color, rank_, child != nullptr ? &child->device_->engine(bound->type()) : nullptr);
 }
 
-WorkRef ProcessGroupFastcoll::launchOnDevice(const CallRef& call) {
+/// `launch`: of one call.
+WorkRef ProcessGroupFastcoll::launchOnDevice(DeviceLaunch& launch) {
   beforeWait();
+  const CallRef& call = launch.calls[0];
   const c10::Device device = *call->device();
   const char* const name = collectiveName(call->request.collective);
   DeviceEngine& engine = device_->engine(device.type());
@@ -49,7 +51,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(const CallRef& call) {
   }
   const bool profiled = at::hasCallbacks();
   if (profiled) recordParameters(*call, call->inputs, call->outputs, name, engine.sequence() + 1);
-  return engine.launch({call}, call->async || profiled || options_->blockingWait || listsWorks());
+  return engine.launch(launch, call->async || profiled || options_->blockingWait || listsWorks());
 }
 
 /// Launches the calls of a batch as one.
@@ -62,7 +64,8 @@ WorkRef ProcessGroupFastcoll::launchBatch(std::vector<CallRef> calls) {
                   *call->device(), ". Make a batch for each.");
     }
   }
-  return device_->engine(device.type()).launch(std::move(calls), true);
+  DeviceLaunch launch{std::move(calls)};
+  return device_->engine(device.type()).launch(launch, true);
 }
 
 std::function<void()> ProcessGroupFastcoll::behindDevice(const Call& barrier) {

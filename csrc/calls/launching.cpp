@@ -17,7 +17,8 @@ WorkRef ProcessGroupFastcoll::start(const CallRef& call) {
   if (call->request.collective == Collective::Barrier) call->before = behindDevice(*call);
   describe(*call);
   if (call->onDevice()) {
-    work = launchOnDevice(call);
+    DeviceLaunch launch{{call}};
+    work = launchOnDevice(launch);
   } else {
     work = call->isMessage() ? startMessage(std::static_pointer_cast<MessageCall>(call))
                              : startCollective(call);
@@ -75,6 +76,7 @@ WorkRef ProcessGroupFastcoll::runNow(const Calls& calls) {
 // --- many times ----------------------------------------------------------------------------------
 
 Plan::Plan(Calls of) : calls(std::move(of)) {
+  if (calls.call->onDevice()) onDevice.calls = {calls.call};
   const auto keep = [this](const at::Tensor& tensor) {
     places.push_back({tensor, tensor.const_data_ptr(), tensor.nbytes()});
   };
@@ -123,14 +125,14 @@ bool ProcessGroupFastcoll::canRepeat(const Plan& plan) const {
   return call.request.collective != Collective::Barrier || !device_->isMade();
 }
 
-void ProcessGroupFastcoll::repeat(const Plan& plan) {
+void ProcessGroupFastcoll::repeat(Plan& plan) {
   translated([&] {
     const CallRef& call = plan.calls.call;
     if (call->isMessage()) return repeatMessages(plan);
     call->draft.timeoutMillis = timeoutOr(call->timeout).count();
     if (call->draft.group != 0) trace::describe(call->draft);
     if (call->onDevice()) {
-      launchOnDevice(call);  // makes no work, see canRepeat()
+      launchOnDevice(plan.onDevice);  // makes no work, see canRepeat()
       return;
     }
     const WorkTerms terms = termsOf(call->timeout);

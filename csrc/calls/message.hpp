@@ -42,6 +42,7 @@ struct Plan {
     std::size_t bytes;
   };
   const Calls calls;
+  DeviceLaunch onDevice;
   std::vector<Place> places;
 };
 

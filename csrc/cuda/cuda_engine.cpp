@@ -92,12 +92,10 @@ CudaEngine::OfDevice& CudaEngine::ofDevice(const c10::impl::VirtualGuardImpl& im
                                            c10::Device device) {
   const auto found = devices_.find(device.index());
   if (found != devices_.end()) return found->second;
-  OfDevice made{
-      impl.getStreamFromGlobalPool(device, options_->highPriorityStream),
-      {},
-      std::make_shared<EventPool>(device.type()),
-      std::make_shared<EventPool>(device.type(), c10::EventFlag::BACKEND_DEFAULT),
-  };
+  OfDevice made{impl.getStreamFromGlobalPool(device, options_->highPriorityStream),
+                {},
+                c10::Event(device.type()),
+                {}};
   return devices_.emplace(device.index(), std::move(made)).first->second;
 }
 
@@ -165,9 +163,9 @@ void CudaEngine::meet(c10::Device device, int pair) {
 }
 
 /// Takes no launch lock. Runs before the call's timeout starts.
-void CudaEngine::compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) {
+void CudaEngine::compile(DeviceLaunch& launch, const c10::Stream& stream) {
   try {
-    library_->compile(requests, stream);
+    library_->compile(launch, stream);
   } catch (...) {
     abort(ErrorKind::Backend,
           concat("a call failed or was interrupted before it began", kFindInterrupt));
@@ -198,12 +196,15 @@ void CudaEngine::split(int color, int key, DeviceEngine* child) {
   theirs->bound_ = device;
 }
 
-c10::intrusive_ptr<c10d::Work> CudaEngine::launch(std::vector<CallRef> calls, bool work) {
-  const auto flight = std::make_shared<InFlightCall>(calls);
+c10::intrusive_ptr<c10d::Work> CudaEngine::launch(DeviceLaunch& launch, bool work) {
+  const std::vector<CallRef>& calls = launch.calls;
+  InFlightRef flight;
   try {
-    put(calls, flight);
+    flight = put(launch);
   } catch (...) {
-    flight->traceEnd(std::current_exception(), watchdog_->faulted());
+    for (const CallRef& call : calls) {
+      trace::fail(call->trace, std::current_exception(), watchdog_->faulted());
+    }
     throw;
   }
   if (!work) return nullptr;
@@ -257,49 +258,60 @@ std::uint64_t CudaEngine::post(const std::vector<CallRef>& calls, const InFlight
   return first ? config_.peers->post(*first, others) : 0;
 }
 
-void CudaEngine::put(const std::vector<CallRef>& calls, const InFlightRef& flight) {
+InFlightRef CudaEngine::put(DeviceLaunch& launch) {
+  const std::vector<CallRef>& calls = launch.calls;
   const Call& first = *calls.front();
-  throwIfUnusable(flight->call);
-  int pair = first.isMessage() && !first.batched ? first.request.root : -1;
-  // All ranks make this call, even a rank that has nothing to move.
-  const bool everyone = pair < 0;
-  bool compared = false;
-  {
-    const std::lock_guard<std::mutex> lock(preparedMutex_);
-    last_ = flight->device;
-    compared = !first_ || first_ == flight->device;
-    if (bound_ == flight->device) pair = -1;
-  }
+  const c10::Device device = first.callers->device();
+  const char* const name = InFlightCall::nameOf(calls);
+  throwIfUnusable(name);
   // Relaxed, because kernel code is loaded and tables are copied to the device here.
   const RelaxedCapture relaxed;
   const bool captured = isCaptured(*first.callers);
-  std::vector<DeviceRequest> requests = requestsOf(calls);
-  for (DeviceRequest& request : requests) {
-    flight->inElements += request.in.count;
-    flight->outElements += request.out.count;
-    if (pair >= 0) request.root = pair > config_.rank;  // the lower rank of a pair is 0
+  int pair = first.isMessage() && !first.batched ? first.request.root : -1;
+  // All ranks make this call, even a rank that has nothing to move.
+  const bool everyone = pair < 0;
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  bool compared = false;
+  OfDevice* own = nullptr;
+  std::optional<c10::Stream> stream;
+  {
+    const std::lock_guard<std::mutex> lock(preparedMutex_);
+    last_ = device;
+    compared = config_.size > 1 && everyone && !captured && (!first_ || first_ == device);
+    if (bound_ == device) pair = -1;
+    own = &ofDevice(impl, device);
+    stream = streamFor(impl, *own, first, pair);
   }
-  if (everyone || !requests.empty()) prepare(flight->device, pair, captured, flight->call);
-  if (pair < 0 && !captured) compile(requests, *first.callers);
+  if (launch.requests.empty()) launch.requests = requestsOf(calls);
+  if (pair >= 0) {  // the lower rank of a pair is 0
+    for (DeviceRequest& request : launch.requests) request.root = pair > config_.rank;
+  }
+  if (everyone || !launch.requests.empty()) prepare(device, pair, captured, name);
+  if (pair < 0 && !captured) compile(launch, *stream);
 
   const std::lock_guard<std::mutex> inOrder(launchMutex_);
-  const c10::impl::VirtualGuardImpl impl(flight->device.type());
-  OfDevice& own = ofDevice(impl, flight->device);
-  flight->stream = streamFor(impl, own, first, pair);
-  const auto apart = [&](const CallRef& call) { return call->callers != flight->stream; };
+  // The event of a captured call belongs to its graph, so it is not used again.
+  const InFlightRef flight =
+      captured ? std::make_shared<InFlightCall>(device.type(), false)
+               : own->flights[*stream].take(device.type(), first.terms.timed);
+  flight->begin(launch, *stream);
+  const auto apart = [&](const CallRef& call) { return call->callers != stream; };
   if (std::any_of(calls.begin(), calls.end(), apart)) flight->stash(calls);
   watchdog_->track(flight);
-  if (everyone && compared && !captured && config_.size > 1) flight->number = post(calls, *flight);
+  if (compared) flight->number = post(calls, *flight);
   try {
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
     }
-    issue(calls, requests, own, pair, captured, *flight);
+    issue(launch, *own, pair, captured, *flight);
     captured ? watchdog_->untrack(flight) : flight->traceStart();
+    return flight;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
       watchdog_->untrack(flight);
       if (flight->number != 0) config_.peers->withdraw();
+      flight->seen();  // nothing was put on the stream: it keeps nothing more
+      flight->unstash();
     } else {
       // From here on this rank would be one call behind the others, so the group fails.
       watchdog_->fail(error.kind(), concat(flight->describe(), " failed: ", error.what()), false);
@@ -318,35 +330,24 @@ void CudaEngine::put(const std::vector<CallRef>& calls, const InFlightRef& fligh
   }
 }
 
-void CudaEngine::issue(const std::vector<CallRef>& calls,
-                       const std::vector<DeviceRequest>& requests, OfDevice& own, int pair,
-                       bool captured, InFlightCall& flight) {
+void CudaEngine::issue(DeviceLaunch& launch, OfDevice& own, int pair, bool captured,
+                       InFlightCall& flight) {
   const c10::Stream stream = *flight.stream;
   const c10::StreamGuard current(stream);
-  const bool timed = calls.front()->terms.timed;
-  const auto event = [&]() -> std::shared_ptr<c10::Event> {
-    // A captured event belongs to its graph, so it is not pooled.
-    if (captured) return std::make_shared<c10::Event>(stream.device_type());
-    return timed ? own.timedEvents->take() : own.events->take();
-  };
   c10::Stream last = stream;
-  for (const CallRef& call : calls) {
+  for (const CallRef& call : launch.calls) {
     if (call->callers == last || call->callers == stream) continue;
     last = *call->callers;
-    const auto ready = captured ? event() : own.events->take();
-    ready->record(last);
-    ready->block(stream);
+    c10::Event ofGraph(stream.device_type());
+    c10::Event& ready = captured ? ofGraph : own.ready;
+    ready.record(last);
+    ready.block(stream);
   }
-  std::shared_ptr<c10::Event> begin;
-  if (timed && !captured) {
-    begin = event();
-    begin->record(stream);
-  }
-  if (!requests.empty()) library_->issue(requests, stream, pair, captured);
-  for (const CallRef& call : calls) call->finish();  // copies results to tensors that are not dense
-  auto end = event();
-  end->record(stream);
-  flight.issued(std::move(begin), std::move(end), captured);
+  flight.issuing();
+  if (!launch.requests.empty()) library_->issue(launch, stream, pair, captured);
+  // Copies results to tensors that are not dense.
+  for (const CallRef& call : launch.calls) call->finish();
+  flight.issued(captured);
 }
 
 std::function<void()> CudaEngine::behind(const Call& barrier, Milliseconds timeout) {

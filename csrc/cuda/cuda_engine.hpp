@@ -20,12 +20,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "cuda/device_library.hpp"
 #include "cuda/device_work.hpp"
-#include "cuda/event_pool.hpp"
+#include "cuda/flight_pool.hpp"
 #include "cuda/in_flight.hpp"
 #include "cuda/watchdog.hpp"
 #include "torch/device_engine.hpp"
@@ -40,7 +41,7 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   void connect(c10::Device device) override;
   std::optional<c10::Device> bound() const override;
   void split(int color, int key, DeviceEngine* child) override;
-  c10::intrusive_ptr<c10d::Work> launch(std::vector<CallRef> calls, bool work) override;
+  c10::intrusive_ptr<c10d::Work> launch(DeviceLaunch& launch, bool work) override;
   std::function<void()> behind(const Call& barrier, Milliseconds timeout) override;
   void abort(ErrorKind kind, const std::string& cause) noexcept override;
   void shutdown(Milliseconds grace) override;
@@ -54,10 +55,11 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   struct OfDevice {
     c10::Stream communication;
     std::map<int, c10::Stream> pairs;
-    std::shared_ptr<EventPool> events;
-    std::shared_ptr<EventPool> timedEvents;
+    // Under the launch lock:
+    c10::Event ready;  // recorded on a caller's stream, for the next stream that waits
+    std::unordered_map<c10::Stream, FlightPool> flights;
   };
-  void put(const std::vector<CallRef>& calls, const InFlightRef& flight);
+  InFlightRef put(DeviceLaunch& launch);
   std::uint64_t post(const std::vector<CallRef>& calls, const InFlightCall& flight);
   std::vector<DeviceRequest> requestsOf(const std::vector<CallRef>& calls) const;
   bool forked() const;
@@ -66,9 +68,8 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
                         int pair);
   void prepare(c10::Device device, int pair, bool captured, const char* call);
   void meet(c10::Device device, int pair);
-  void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream);
-  void issue(const std::vector<CallRef>& calls, const std::vector<DeviceRequest>& requests,
-             OfDevice& own, int pair, bool captured, InFlightCall& flight);
+  void compile(DeviceLaunch& launch, const c10::Stream& stream);
+  void issue(DeviceLaunch& launch, OfDevice& own, int pair, bool captured, InFlightCall& flight);
 
   const WatchdogConfig config_;
   const c10::intrusive_ptr<Options> options_;
@@ -82,10 +83,10 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
   std::optional<c10::Device> bound_;
   std::optional<c10::Device> last_;   // of the last call
   std::optional<c10::Device> first_;  // of which the ranks of the host compare the calls
+  std::map<c10::DeviceIndex, OfDevice> devices_;
 
   // Held while calls are put on streams: their order and numbers must be equal on all ranks.
   std::mutex launchMutex_;
-  std::map<c10::DeviceIndex, OfDevice> devices_;
 };
 
 }  // namespace fastcoll

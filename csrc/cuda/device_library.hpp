@@ -23,14 +23,14 @@ class DeviceLibrary {
   /// nullptr: none (color -1).
   virtual void split(c10::Device device, int color, int key, DeviceLibrary* child) = 0;
   /// Compiles kernels for requests that come for the first time, which may take seconds. From any
-  /// thread. `stream`: the one that issue() gets later, or the caller's; nothing is put on it.
-  virtual void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) = 0;
+  /// thread. `stream`: the one that issue() gets next; nothing is put on it.
+  virtual void compile(DeviceLaunch& launch, const c10::Stream& stream) = 0;
   /// Puts the requests on the stream, several as one group, on the communicator that prepare()
   /// made. One thread at a time. Throws Error. With kinds Value and Type, nothing was put on the
   /// stream, on any rank that makes this call. `captured`: the stream is being captured into a
-  /// graph.
-  virtual void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
-                     int pair, bool captured) = 0;
+  /// graph, and compile() was not called.
+  virtual void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair,
+                     bool captured) = 0;
   /// Sets how long ranks wait for each other from the next call on, where they have no limit of
   /// their own: communicators, and kernels that wait on the device. From any thread.
   virtual void setTimeout(Milliseconds timeout) = 0;

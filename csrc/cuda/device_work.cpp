@@ -46,8 +46,8 @@ void DeviceWork::throwIfFailed() const {
 
 void DeviceWork::synchronize() {
   throwIfFailed();
-  const c10::impl::VirtualGuardImpl impl(flight_->device.type());
-  const c10::Stream current = impl.getStream(flight_->device);
+  const c10::impl::VirtualGuardImpl impl(flight_->device().type());
+  const c10::Stream current = impl.getStream(flight_->device());
   if (current != *flight_->stream) flight_->blockOn(current);
   // From here on that stream orders the reuse of the kept tensors' memory, if it owns that memory.
   if (current == flight_->callers) flight_->unstash();
@@ -85,7 +85,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   const std::lock_guard<std::mutex> lock(futureMutex_);
   if (future_ != nullptr) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                     std::vector<c10::Device>{flight_->device});
+                                                     std::vector<c10::Device>{flight_->device()});
   try {
     throwIfFailed();
   } catch (...) {

@@ -5,13 +5,35 @@
 
 namespace fastcoll {
 
-InFlightCall::InFlightCall(const std::vector<CallRef>& calls)
-    : call(calls.size() == 1 ? collectiveName(calls[0]->request.collective) : "batch"),
-      dtype(calls[0]->request.dtype),
-      timeout(calls[0]->terms.timeout),
-      device(calls[0]->callers->device()),
-      callers(calls[0]->callers) {
-  for (const CallRef& one : calls) {
+InFlightCall::InFlightCall(c10::DeviceType type, bool timed)
+    : timed(timed),
+      begin_(type, c10::EventFlag::BACKEND_DEFAULT),
+      end_(type, timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {}
+
+const char* InFlightCall::nameOf(const std::vector<CallRef>& calls) {
+  return calls.size() == 1 ? collectiveName(calls[0]->request.collective) : "batch";
+}
+
+void InFlightCall::begin(const DeviceLaunch& launch, const c10::Stream& on) {
+  const Call& first = *launch.calls[0];
+  issued_ = captured_ = failing_ = seen_ = false;
+  number = 0;
+  passed_.store(false, std::memory_order_relaxed);
+  fault_ = nullptr;
+  reported_ = nullptr;
+  seq = 0;
+  call = nameOf(launch.calls);
+  dtype = first.request.dtype;
+  inElements = outElements = 0;
+  for (const DeviceRequest& request : launch.requests) {
+    inElements += request.in.count;
+    outElements += request.out.count;
+  }
+  timeout = first.terms.timeout;
+  stream = on;
+  callers = first.callers;
+  traces.clear();
+  for (const CallRef& one : launch.calls) {
     if (one->callers != callers) callers = std::nullopt;
     if (one->trace != 0) traces.push_back(one->trace);
     if (auto extension = std::move(one->terms.extension)) {
@@ -33,70 +55,67 @@ void InFlightCall::traceStart() const {
   for (const auto id : traces) trace::start(id);
 }
 
-void InFlightCall::traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept {
-  for (const auto id : traces) fault ? trace::fail(id, fault, groupFailed) : trace::complete(id);
+void InFlightCall::traceEnd() const noexcept {
+  for (const auto id : traces) trace::complete(id);
 }
 
-void InFlightCall::issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end,
-                          bool captured) {
+void InFlightCall::issuing() {
+  if (timed) begin_.record(*stream);
+}
+
+void InFlightCall::issued(bool captured) {
+  end_.record(*stream);
   std::lock_guard<std::mutex> lock(mutex_);
-  begin_ = std::move(begin);
-  end_ = std::move(end);
+  issued_ = true;
   captured_ = captured;
 }
 
-void InFlightCall::blockOn(const c10::Stream& stream) const {
-  std::shared_ptr<c10::Event> end;
+void InFlightCall::blockOn(const c10::Stream& waiting) const {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    end = end_;
+    if (!issued_) return;
   }
-  if (end != nullptr) end->block(stream);
+  end_.block(waiting);
 }
 
 bool InFlightCall::unstashIfEnded() {
-  std::shared_ptr<c10::Event> end;
+  bool queries = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!captured_) end = end_;  // a captured event may not be queried, and its call has not begun
+    // A captured event may not be queried, and its call has not begun.
+    queries = issued_ && !captured_;
   }
   const RelaxedCapture relaxed;
-  if (end != nullptr && !end->query()) return false;
+  if (queries && !end_.query()) return false;
   unstash();
   return true;
 }
 
 float InFlightCall::milliseconds() const {
-  std::shared_ptr<c10::Event> begin;
-  std::shared_ptr<c10::Event> end;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    begin = begin_;
-    end = end_;
-  }
-  if (begin == nullptr || !ended()) {
+  if (!timed || !ended()) {
     throw Error(ErrorKind::Value,
                 concat("fastcoll: ", describe(),
-                       begin == nullptr ? " was not timed. Switch timing on before the call: "
-                                          "group._enable_collectives_timing()."
-                                        : " is still running. Call wait() first."));
+                       timed ? " is still running. Call wait() first."
+                             : " was not timed. Switch timing on before the call: "
+                               "group._enable_collectives_timing()."));
   }
   const RelaxedCapture relaxed;
-  return static_cast<float>(begin->elapsedTime(*end));
+  return static_cast<float>(begin_.elapsedTime(end_));
 }
 
 bool InFlightCall::ended() const {
-  if (passed_.load(std::memory_order_acquire)) return true;
-  std::shared_ptr<c10::Event> end;
+  if (passed()) return true;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (fault_ != nullptr) return true;
-    if (failing_ || end_ == nullptr || captured_) return false;
-    end = end_;
+    if (failing_ || !issued_ || captured_) return false;
   }
   const RelaxedCapture relaxed;
-  if (!end->query()) return false;
-  // An abort after the check above may have let the event pass.
+  return end_.query() && pass();
+}
+
+bool InFlightCall::pass() const {
+  // An abort after the query may have let the event pass.
   std::lock_guard<std::mutex> lock(mutex_);
   if (failing_) return fault_ != nullptr;
   passed_.store(true, std::memory_order_release);

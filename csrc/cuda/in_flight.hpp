@@ -1,5 +1,7 @@
 // One or several calls as one operation on a stream, whose end was not seen yet: its description,
-// its deadline, the event after it, and the calls whose tensors it uses.
+// its deadline, the event after it, and the calls whose tensors it uses. It is used again for later
+// calls (flight_pool.hpp), with its event, because making one costs as much as recording it several
+// times.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -23,25 +25,31 @@ namespace fastcoll {
 
 class InFlightCall {
  public:
-  /// `calls`: of one device. Takes over the extensions of their timeouts.
-  explicit InFlightCall(const std::vector<CallRef>& calls);
+  /// `timed`: it measures the call's time on the device; not if the call is captured.
+  InFlightCall(c10::DeviceType type, bool timed);
+  /// Makes it the record of other calls, which run on `stream`, while no other thread uses it.
+  /// Takes over the extensions of their timeouts.
+  void begin(const DeviceLaunch& launch, const c10::Stream& stream);
+  /// "all_reduce"
+  static const char* nameOf(const std::vector<CallRef>& calls);
 
+  const bool timed;
   std::uint64_t seq = 0;
   std::atomic<std::uint64_t> number{0};  // see UnderWay
-  const char* const call;  // "all_reduce"
-  const DType dtype;
+  const char* call = "";  // nameOf() its calls
+  DType dtype = DType::UInt8;
   std::int64_t inElements = 0;
   std::int64_t outElements = 0;
-  const Milliseconds timeout;
+  Milliseconds timeout{};
   TimePoint launched;
   TimePoint deadline;
-  const c10::Device device;
-  /// The stream on which it runs, once that is known.
-  std::optional<c10::Stream> stream;
+  std::optional<c10::Stream> stream;  // on which it runs
+  c10::Device device() const { return stream->device(); }
   /// When this stream waits for the end, the kept tensors are freed; nullopt if the calls came from
   /// several streams.
   std::optional<c10::Stream> callers;
   std::vector<trace::RecordId> traces;  // of its calls
+  std::shared_ptr<InFlightCall> next;   // in its pool
 
   /// "all_reduce(seq 7, float32[1024])"
   std::string describe() const;
@@ -65,12 +73,13 @@ class InFlightCall {
   bool unstashIfEnded();
 
   void traceStart() const;
-  void traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept;
+  void traceEnd() const noexcept;
 
-  /// The call is on its stream between these events. `begin` is nullptr unless calls are timed.
-  /// `captured`: the stream is being captured into a graph, so no event may be queried, and nothing
-  /// has begun.
-  void issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end, bool captured);
+  /// Called before and after the call is put on its stream. `captured`: the stream is being
+  /// captured into a graph, so no event may be queried, and nothing has begun. The events belong to
+  /// the graph then.
+  void issuing();
+  void issued(bool captured);
   bool captured() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return captured_;
@@ -82,11 +91,18 @@ class InFlightCall {
 
   /// True when the device has passed the end, or the call has failed.
   bool ended() const;
+  /// The same for a call that runs before one that has ended on its stream: queries nothing.
+  bool pass() const;
+  bool passed() const { return passed_.load(std::memory_order_acquire); }
   /// Calls `callback` when the watchdog sees the end, or at once if the end was seen.
   void whenEnded(std::function<void()> callback);
   /// Marks the end as seen. Returns the callbacks to run now, on a thread that may wait for the
   /// GIL.
   std::vector<std::function<void()>> seen();
+  bool wasSeen() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return seen_;
+  }
   /// From here on the call can only fail: the group has a fault whose text comes later. A call that
   /// an abort lets pass has not succeeded.
   void markFailing();
@@ -103,10 +119,12 @@ class InFlightCall {
   }
 
  private:
+  // Recorded before issued(), and only used after it.
+  c10::Event begin_;  // if timed
+  c10::Event end_;
   mutable std::mutex mutex_;
   std::vector<CallRef> stash_;
-  std::shared_ptr<c10::Event> begin_;
-  std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
+  bool issued_ = false;
   bool captured_ = false;
   bool failing_ = false;
   bool seen_ = false;

@@ -46,6 +46,10 @@ void Plan::run(const std::vector<Place>& places, NcclCalls& nccl, void* stream) 
         continue;
       }
       const auto& planned = std::get<PlannedCalls>(step);
+      if (!planned.fromSource && !planned.toOut) {
+        nccl.issue(planned.requests, reinterpret_cast<std::uintptr_t>(stream));
+        continue;
+      }
       std::vector<DeviceRequest> requests = planned.requests;
       for (DeviceRequest& request : requests) {
         if (planned.fromSource && request.in.count != 0) request.in.address += place.source;
@@ -144,6 +148,16 @@ PlanKey Plans::keyOf(PlanKey kind, const std::vector<DeviceRequest>& requests, c
     kind.requests[i].out.address = one.in.address == one.out.address;
   }
   return kind;
+}
+
+PlanKey Plans::exactKey(const std::vector<DeviceRequest>& requests, const Indices& those,
+                        std::uintptr_t stream, std::uint64_t capture) {
+  PlanKey exact{requests[those[0]].options, {}, stream, capture};
+  for (const std::size_t i : those) {
+    exact.requests.push_back(requests[i]);
+    exact.requests.back().options = nullptr;
+  }
+  return exact;
 }
 
 std::optional<bool> Plans::served(const PlanKey& kind) const {
@@ -247,6 +261,7 @@ void Plans::forget() {
   const std::lock_guard<std::mutex> lock(mutex_);
   plans = plans_.takeAll();
   placed = placed_.takeAll();
+  ++forgotten_;
 }
 
 void Plans::clear() {

@@ -156,6 +156,9 @@ class Plans {
   /// Adds to a kind what a plan depends on.
   PlanKey keyOf(PlanKey kind, const std::vector<DeviceRequest>& requests, const Indices& those,
                 std::uintptr_t stream, std::uint64_t capture) const;
+  /// The key with all of the requests.
+  static PlanKey exactKey(const std::vector<DeviceRequest>& requests, const Indices& those,
+                          std::uintptr_t stream, std::uint64_t capture);
 
   /// Whether kernels serve such calls, once it is known.
   std::optional<bool> served(const PlanKey& kind) const;
@@ -163,7 +166,7 @@ class Plans {
 
   /// The plan for such calls; nullptr: none yet.
   std::shared_ptr<const Plan> find(const PlanKey& key, std::int64_t count);
-  /// The plan with tables of addresses; the key has all of the requests.
+  /// The plan with tables of addresses, by exactKey().
   std::shared_ptr<const PlacedPlan> findPlaced(const PlanKey& exact);
   void add(const PlanKey& key, std::int64_t count, std::shared_ptr<const Plan> plan);
   void addPlaced(const PlanKey& exact, std::shared_ptr<const PlacedPlan> placed);
@@ -180,6 +183,8 @@ class Plans {
 
   /// Drops the plans and tables that no graph has captured.
   void forget();
+  /// How often that was: what was found before is dropped too.
+  std::uint64_t forgotten() const { return forgotten_.load(std::memory_order_relaxed); }
   /// Drops all of them.
   void clear();
 
@@ -200,6 +205,7 @@ class Plans {
   };
   std::vector<Pinned> pinned_;
   std::size_t built_ = 0;
+  std::atomic<std::uint64_t> forgotten_{0};
   // The last launches with peers. Captured and immediate ones do not order each other.
   struct Last {
     c10::Stream stream;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <unordered_map>
 #include <utility>
 
 #include "base/log.hpp"
@@ -240,53 +241,65 @@ void Watchdog::look() {
   if (!heard.empty()) fail(ErrorKind::Backend, kTheirs + heard, true);
 }
 
-/// Queries events without the lock, because a driver may hang.
+/// Queries events without the lock, because a driver may hang. Calls on a stream end in order, so a
+/// few queries find the first that has not ended.
 void Watchdog::pollInFlight() {
-  std::vector<InFlightRef> flights;
+  std::unordered_map<c10::Stream, std::vector<InFlightRef>> streams;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    flights.assign(flights_.begin(), flights_.end());
+    for (const InFlightRef& flight : flights_) streams[*flight->stream].push_back(flight);
   }
-  if (flights.empty()) return;
-  InFlightRef late;
-  std::vector<bool> ended(flights.size());
-  {
-    // Without a current device the thread would open the first one.
-    const c10::DeviceGuard onDevice(flights.front()->device);
-    const c10::impl::VirtualGuardImpl impl(flights.front()->device.type());
-    const auto now = Clock::now();
-    for (std::size_t i = 0; i < flights.size(); ++i) {
-      impl.setDevice(flights[i]->device);
-      ended[i] = flights[i]->ended();
-      if (!ended[i] && late == nullptr && now >= flights[i]->deadline) late = flights[i];
-    }
-  }
+  if (streams.empty()) return;
   std::string timedOut;
   std::string absent;
   Milliseconds limit{};
-  if (late != nullptr) {
-    timedOut = late->describe();
-    limit = late->timeout;
-    absent = config_.peers->late(late->number);
-    late.reset();
+  {
+    // Without a current device the thread would open the first one.
+    const c10::DeviceGuard onDevice(streams.begin()->first.device());
+    const c10::impl::VirtualGuardImpl impl(streams.begin()->first.device_type());
+    const auto now = Clock::now();
+    const InFlightCall* late = nullptr;
+    for (const auto& [stream, flights] : streams) {
+      impl.setDevice(stream.device());
+      const auto running =
+          std::partition_point(flights.begin(), flights.end(),
+                               [](const InFlightRef& flight) { return flight->ended(); });
+      std::for_each(flights.begin(), running, [](const InFlightRef& flight) { flight->pass(); });
+      std::for_each(running, flights.end(), [&](const InFlightRef& flight) {
+        if (now < flight->deadline || (late != nullptr && late->seq < flight->seq)) return;
+        late = flight.get();
+      });
+    }
+    if (late != nullptr) {
+      timedOut = late->describe();
+      limit = late->timeout;
+      absent = config_.peers->late(late->number);
+    }
   }
   Callbacks callbacks;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (std::size_t i = 0; i < flights.size(); ++i) {
-      const auto found = std::find(flights_.begin(), flights_.end(), flights[i]);
-      const bool mine = found != flights_.end() && !ended[i];
-      if (mine) continue;
-      if (found != flights_.end()) {  // else its end was handled already
-        completed_ = std::max(completed_, flights[i]->seq);
-        collect(*flights[i], callbacks);
-        flights[i]->traceEnd(nullptr, false);
+    const auto over = [&](const InFlightRef& flight) {
+      if (!flight->passed()) return false;
+      completed_ = std::max(completed_, flight->seq);
+      collect(*flight, callbacks);
+      flight->traceEnd();
+      if (flight->hasStash()) ended_.push_back(flight);
+      return true;
+    };
+    flights_.erase(std::remove_if(flights_.begin(), flights_.end(), over), flights_.end());
+    const auto bySeq = [](const InFlightRef& a, const InFlightRef& b) { return a->seq < b->seq; };
+    for (auto& [stream, flights] : streams) {
+      for (InFlightRef& flight : flights) {
+        // Also struck calls: this thread may hold the last reference.
+        if (flight->passed() || !flight->hasStash() ||
+            std::binary_search(flights_.begin(), flights_.end(), flight, bySeq)) {
+          continue;
+        }
+        ended_.push_back(std::move(flight));
       }
-      if (found != flights_.end()) flights_.erase(found);
-      // Also struck calls: this thread may hold the last reference.
-      if (flights[i]->hasStash()) ended_.push_back(flights[i]);
     }
-    flights.clear();  // under the lock, while ended_ holds them: this thread frees no tensors
+    streams.clear();  // under the lock, while ended_ holds them: this thread frees no tensors
     if (flights_.empty()) changed_.notify_all();
   }
   callLater(std::move(callbacks));

@@ -13,7 +13,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -129,7 +128,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<InFlightRef> flights_;  // in order
+  std::vector<InFlightRef> flights_;  // in order
   std::vector<InFlightRef> ended_;   // ended, still keeping tensors
   std::uint64_t sequence_ = 0;       // of the last call
   std::uint64_t completed_ = 0;      // of the last call whose end was seen

@@ -61,6 +61,14 @@ struct DeviceRequest {
 class Call;
 using CallRef = std::shared_ptr<Call>;
 
+/// Calls of one device that are launched as one. A plan keeps it: its later runs find all that the
+/// first one has computed.
+struct DeviceLaunch {
+  std::vector<CallRef> calls;
+  std::vector<DeviceRequest> requests = {};  // of the calls
+  std::shared_ptr<void> found = {};          // by the library, for the requests
+};
+
 class DeviceEngine {
  public:
   virtual ~DeviceEngine() = default;
@@ -72,9 +80,9 @@ class DeviceEngine {
   /// Splits the bound device's communicator; all ranks call it. `child`: the engine of this rank's
   /// new group, or nullptr if the rank joins none.
   virtual void split(int color, int key, DeviceEngine* child) = 0;
-  /// Puts calls of one device on a stream, several as one operation. The first call's terms apply
-  /// to all. Returns nullptr unless `work`.
-  virtual c10::intrusive_ptr<c10d::Work> launch(std::vector<CallRef> calls, bool work) = 0;
+  /// Puts calls on a stream, several as one operation. The first call's terms apply to all. From
+  /// one thread at a time for each launch. Returns nullptr unless `work`.
+  virtual c10::intrusive_ptr<c10d::Work> launch(DeviceLaunch& launch, bool work) = 0;
   /// Returns what a barrier does before the ranks meet on their hosts: it waits on the host for all
   /// that the current stream has so far, on the device that the barrier names, or else was used
   /// last. The ranks meet whatever devices each has used, so the devices themselves do not meet.

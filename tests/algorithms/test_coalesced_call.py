@@ -1,5 +1,6 @@
 """fastcoll.all_reduce_coalesced on CPU and device tensors."""
 
+import datetime
 import math
 import os
 import weakref
@@ -80,6 +81,31 @@ def test_a_plan_serves_all_tensors_of_its_kind():
         fastcoll.all_reduce_coalesced([part.fill_(lists) for part in parts])
         assert all(part.cpu().eq(2 * lists).all() for part in parts)
     assert reduces.plans.built == 3 and reduces.plans.placed == 3
+
+
+@on_ranks(2, world="peer_world", fresh=True)
+def test_a_communicators_plan_finds_its_kernels_once():
+    """Until plans are forgotten, as with a new timeout, or another stream is current."""
+    comm, other = fastcoll.communicator(), torch.Stream(device=peer_memory.DEVICE)
+    x = torch.ones(40, device=peer_memory.DEVICE)
+    plan = comm.all_reduce_plan(x)
+    plan()
+    reduces = peer_memory.reduces_of()
+    for built in (1, 2):
+        plan()
+        plan()
+        assert reduces.plans.built == built
+        reduces.plans.forget()
+    backend = dist.group.WORLD._get_backend(x.device)
+    backend._set_default_timeout(datetime.timedelta(seconds=50))
+    plan()
+    assert reduces.plans.built == 3
+    other.wait_stream(torch.accelerator.current_stream())
+    with other:
+        plan()
+        plan()
+    torch.accelerator.current_stream().wait_stream(other)
+    assert reduces.plans.built == 4 and x.tolist() == [2.0**8] * 40
 
 
 @on_ranks(2, world="peer_world", fresh=True)

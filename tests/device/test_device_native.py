@@ -15,7 +15,9 @@ import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
 from device_ranks import DEVICE, build_stand_in
 from on_ranks import on_ranks
+from plan_cost import build, repeat_plan
 from torch.distributed.distributed_c10d import _coalescing_manager
+from world import here
 
 import fastcoll
 
@@ -35,10 +37,11 @@ def waited_for(x):
     return torch.ops._c10d_functional.wait_tensor(x)
 
 
+@pytest.mark.parametrize("way", ["calls", "plan"])
 @pytest.mark.parametrize("size", [2, 3])
 @on_ranks(world="nccl_world")
-def test_no_call_takes_the_gil(size):
-    """Calls go on beside a thread that keeps it."""
+def test_no_call_takes_the_gil(size, way):
+    """Calls go on beside a thread that keeps it, and so do the runs of a plan."""
     library = ctypes.PyDLL(str(build_stand_in()))  # whose functions keep the GIL
     count = library.fakeNcclCallCount
     sleep = ctypes.PyDLL(None).usleep
@@ -47,7 +50,16 @@ def test_no_call_takes_the_gil(size):
     reduce_often(x, 2, group)  # what is made once, and TorchScript's own compilation
     reduce_often(waited_for(x), 2, group)
     waited_for(x).fill_(1 + dist.get_rank())
-    caller = threading.Thread(target=reduce_often, args=(x, CALLS, group))
+    if way == "plan":
+        plan = fastcoll.communicator().all_reduce_plan(x, dist.ReduceOp.AVG)
+        plan()
+        x.fill_(1 + dist.get_rank())
+        folder = here().scratch / f"rank{here().rank} of {size}"
+        folder.mkdir(exist_ok=True)
+        repeated = ctypes.CDLL(str(build(folder, "repeated_calls.so")))
+        caller = threading.Thread(target=repeat_plan, args=(plan, CALLS, repeated))
+    else:
+        caller = threading.Thread(target=reduce_often, args=(x, CALLS, group))
     library.fakeNcclClearCalls()  # there is room for so many
     interval = sys.getswitchinterval()
     caller.start()

@@ -129,6 +129,16 @@ def held(stream: torch.Stream) -> Iterator[None]:
         release(token)
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Record and check no kernels and events inside the block, to measure what a call costs the host."""
+    _loaded().set_quiet(True)
+    try:
+        yield
+    finally:
+        _loaded().set_quiet(False)
+
+
 def add_symmetric_memory() -> None:
     """Register symmetric memory for the device in torch; it maps nothing."""
     _loaded().add_symmetric_memory()

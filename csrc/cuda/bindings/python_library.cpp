@@ -78,45 +78,55 @@ class PythonLibrary : public DeviceLibrary {
     });
   }
 
-  void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) override {
+  void compile(DeviceLaunch& launch, const c10::Stream& stream) override {
+    if (const auto* known = static_cast<Found*>(launch.found.get())) {
+      if (known->stream == handleOf(stream)) return;
+    }
     const auto own = plannerOf(stream);
     if (own.plans == nullptr) return;
-    for (const Indices& those : own.plans->forKernels(requests)) {
-      const PlanKey kind = own.plans->kindOf(requests, those);
-      if (own.plans->served(kind)) continue;
+    const auto& requests = launch.requests;
+    auto found = groupsOf(*own.plans, requests, handleOf(stream), 0);
+    if (found == nullptr) return;
+    for (Group& group : found->groups) {
+      if (group.placed != nullptr || own.plans->served(group.kind)) continue;
       const bool serves = inPython([&] {
         const c10::DeviceGuard onDevice(stream.device());
-        return own("compile", tasksOf(requests, those), optionsOf(requests[those[0]])).cast<bool>();
+        return own("compile", tasksOf(requests, group.those), optionsOf(requests[group.those[0]]))
+            .cast<bool>();
       });
-      own.plans->note(kind, serves);
+      own.plans->note(group.kind, serves);
     }
+    launch.found = std::move(found);
   }
 
-  void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair,
-             bool captured) override {
+  void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
     if (communicators_->aborted()) throwAborted();
+    const auto own = pair < 0 ? plannerOf(stream) : Planner();
+    if (own.plans == nullptr) return byNccl(launch.requests, stream, pair);
+    Plans& plans = *own.plans;
     const Capture capture = captured ? captureOf(stream) : Capture{};
-    const auto ready = pair < 0 ? forKernels(requests, stream, capture.id) : std::vector<Ready>();
-    if (ready.empty()) return byNccl(requests, stream, pair);
-    std::vector<bool> served(requests.size());
-    for (const Ready& one : ready) {
-      for (const std::size_t i : one.requests) served[i] = true;
+    // While a graph captures, nothing is freed.
+    if (!captured) plans.release();
+    if (!captured && plans.outdated.exchange(false)) plans.forget();
+    const auto found =
+        captured ? groupsOf(plans, launch.requests, handleOf(stream), capture.id)
+                 : std::static_pointer_cast<Found>(launch.found);
+    if (found == nullptr) return byNccl(launch.requests, stream, pair);
+    if (!found->placed || found->forgotten != plans.forgotten()) {
+      place(own, launch.requests, *found, stream, capture.id);
     }
-    std::vector<DeviceRequest> left;
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      if (!served[i]) left.push_back(requests[i]);
-    }
-    if (!left.empty()) byNccl(left, stream, pair);  // first, because it may refuse a request
+    // NCCL first, because it may refuse a request.
+    if (!found->left.empty()) byNccl(found->left, stream, pair);
     const auto calls = communicators_->find(stream.device_index(), -1);
     if (calls == nullptr) throwAborted();
-    const auto plans = plannerOf(stream).plans;
-    for (const Ready& one : ready) {
-      if (captured) plans->pin(one.placed, capture);
-      const bool usesPeers = one.placed->plan->usesPeers;
-      if (usesPeers) plans->follow(stream, capture);
-      one.placed->plan->run(one.placed->places, *calls, stream.native_handle());
-      if (usesPeers) plans->launched(stream, capture);
+    for (const Group& group : found->groups) {
+      if (group.placed == nullptr) continue;
+      if (captured) plans.pin(group.placed, capture);
+      const bool usesPeers = group.placed->plan->usesPeers;
+      if (usesPeers) plans.follow(stream, capture);
+      group.placed->plan->run(group.placed->places, *calls, stream.native_handle());
+      if (usesPeers) plans.launched(stream, capture);
     }
   }
 
@@ -179,54 +189,77 @@ class PythonLibrary : public DeviceLibrary {
                 "internal error: there is no communicator of NCCL. Please report this.");
   }
 
-  /// A plan for some of the requests.
-  struct Ready {
-    std::shared_ptr<const PlacedPlan> placed;
-    Indices requests;
+  /// Requests that kernels may serve together.
+  struct Group {
+    Indices those;
+    PlanKey kind;                              // if no plan was found by the exact key
+    std::shared_ptr<const PlacedPlan> placed;  // nullptr: not yet, or NCCL serves them
+  };
+  /// What is found for a launch, on this stream.
+  struct Found {
+    std::uintptr_t stream;
+    std::vector<Group> groups;
+    // Set by place():
+    bool placed = false;
+    std::uint64_t forgotten = 0;      // Plans::forgotten()
+    std::vector<DeviceRequest> left;  // for NCCL
   };
 
-  /// Plans those requests that kernels serve; launches nothing.
-  std::vector<Ready> forKernels(const std::vector<DeviceRequest>& requests,
-                                const c10::Stream& stream, std::uint64_t capture) {
-    std::vector<Ready> ready;
-    const auto own = plannerOf(stream);
-    const auto& plans = own.plans;
-    if (plans == nullptr) return ready;
-    // While a graph captures, nothing is freed.
-    if (capture == 0) plans->release();
-    if (capture == 0 && plans->outdated.exchange(false)) plans->forget();
-    for (const Indices& those : plans->forKernels(requests)) {
-      const PlanKey kind = plans->kindOf(requests, those);
-      if (plans->served(kind) == false) continue;
-      auto placed = place(own, kind, requests, those, stream, capture);
-      if (placed == nullptr) continue;
-      const auto& left = placed->plan->left;
-      Indices served;
-      for (std::size_t i = 0; i < those.size(); ++i) {
-        if (std::ranges::find(left, i) == left.end()) served.push_back(those[i]);
+  /// nullptr: there are no such requests. A list is looked up with its addresses first, because the
+  /// buckets of a model come again with the same ones.
+  static std::shared_ptr<Found> groupsOf(Plans& plans, const std::vector<DeviceRequest>& requests,
+                                         std::uintptr_t stream, std::uint64_t capture) {
+    auto groups = plans.forKernels(requests);
+    if (groups.empty()) return nullptr;
+    auto found = std::make_shared<Found>(Found{stream, {}});
+    found->forgotten = plans.forgotten();
+    for (Indices& those : groups) {
+      Group group{std::move(those), {}, nullptr};
+      if (group.those.size() > 1) {
+        group.placed = plans.findPlaced(Plans::exactKey(requests, group.those, stream, capture));
       }
-      if (!served.empty()) ready.push_back({std::move(placed), std::move(served)});
+      if (group.placed == nullptr) group.kind = plans.kindOf(requests, group.those);
+      found->groups.push_back(std::move(group));
     }
-    return ready;
+    return found;
+  }
+
+  /// Plans those requests that kernels serve; launches nothing.
+  void place(const Planner& own, const std::vector<DeviceRequest>& requests, Found& found,
+             const c10::Stream& stream, std::uint64_t capture) {
+    const std::uint64_t now = own.plans->forgotten();  // a plan that is made may forget others
+    const bool forgotten = found.forgotten != now;
+    std::vector<bool> served(requests.size());
+    for (Group& group : found.groups) {
+      if (forgotten || group.placed == nullptr) {
+        group.placed = place(own, group, requests, stream, capture);
+      }
+      if (group.placed == nullptr) continue;
+      for (const std::size_t i : group.those) served[i] = true;
+      for (const std::size_t i : group.placed->plan->left) served[group.those[i]] = false;
+    }
+    found.left.clear();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (!served[i]) found.left.push_back(requests[i]);
+    }
+    found.forgotten = now;
+    found.placed = true;
   }
 
   /// The plan for these requests with their addresses, made if there is none. nullptr: NCCL serves
   /// all such requests.
-  std::shared_ptr<const PlacedPlan> place(const Planner& own, const PlanKey& kind,
+  std::shared_ptr<const PlacedPlan> place(const Planner& own, Group& group,
                                           const std::vector<DeviceRequest>& requests,
-                                          const Indices& those, const c10::Stream& stream,
-                                          std::uint64_t capture) {
+                                          const c10::Stream& stream, std::uint64_t capture) {
     Plans& plans = *own.plans;
+    const Indices& those = group.those;
+    if (group.kind.requests.empty()) group.kind = plans.kindOf(requests, those);
+    const PlanKey& kind = group.kind;
+    if (plans.served(kind) == false) return nullptr;
     const std::int64_t count = requests[those[0]].in.count;
     const PlanKey key = plans.keyOf(kind, requests, those, handleOf(stream), capture);
-    PlanKey exact{kind.options, {}, key.stream, capture};
-    for (const std::size_t i : those) {
-      exact.requests.push_back(requests[i]);
-      exact.requests.back().options = nullptr;
-    }
     auto plan = plans.find(key, count);
     if (plan == nullptr) {
-      if (const auto known = plans.findPlaced(exact)) return known;
       plan = inPython([&] {
         return own("plan", tasksOf(requests, those), optionsOf(requests[those[0]]),
                    handleOf(stream), capture)
@@ -239,6 +272,7 @@ class PythonLibrary : public DeviceLibrary {
       plans.add(key, count, plan);
     }
     const bool tables = plan->readsTables();
+    const PlanKey exact = Plans::exactKey(requests, those, key.stream, capture);
     if (const auto known = tables ? plans.findPlaced(exact) : nullptr) return known;
     auto placed = std::make_shared<PlacedPlan>();
     placed->plan = plan;

@@ -63,6 +63,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "hold", [](int device, int64_t id) { return Recorder::get().hold(known(device, id)); },
       Unlocked());
   module.def("release", [](uint64_t hold) { Recorder::get().release(hold); }, Unlocked());
+  module.def("set_quiet", [](bool quiet) { Recorder::get().setQuiet(quiet); });
   module.def("share_with_workers", [] { Recorder::get().shareWithWorkers(); });
   module.def("join_threads", [] { Recorder::get().joinThreads(); });
   module.def("launch_at", [](int device, int64_t id, const std::string& what,

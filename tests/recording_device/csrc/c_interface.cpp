@@ -11,6 +11,7 @@ extern "C" {
 __attribute__((visibility("default"))) void recordingDeviceAccess(void* stream, const void* address,
                                                                   size_t bytes, int write,
                                                                   const char* what) {
+  if (Recorder::get().isQuiet()) return;
   const auto index = recording::fromHandle(stream);
   if (index < 0) {
     Recorder::get().unknownStream(stream, what);

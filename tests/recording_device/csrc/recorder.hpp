@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -67,6 +68,11 @@ class Recorder {
   uint64_t hold(StreamIndex stream);
   void release(uint64_t hold);
 
+  // While it is quiet it records and checks no kernels and events, and all of them have finished: a
+  // call then costs the host little beside its own work.
+  void setQuiet(bool quiet) { quiet_ = quiet; }
+  bool isQuiet() const { return quiet_; }
+
   // Makes the waits of all other threads count for the calling thread.
   void joinThreads();
   void shareWithWorkers();
@@ -96,6 +102,7 @@ class Recorder {
   Clock everything(int device) const;
   LogEntry& note(const char* kind, std::string what, StreamIndex stream, uint64_t event = 0);
 
+  std::atomic<bool> quiet_{false};
   std::mutex mutex_;
   std::condition_variable released_;
   std::array<Clock, kStreams> streams_;
