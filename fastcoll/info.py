@@ -94,8 +94,9 @@ def _memory(group: dict[str, Any]) -> str:
     counts = [one["bytes"] for one in group.get("communicators", ()) if one["bytes"] is not None]
     if not counts:
         return ""
-    kin = "".join(f" with '{name}'" for name in group.get("shares_with", ()))
-    return f", NCCL {', '.join(f'{count / 2**20:.0f} MiB' for count in counts)}{kin}"
+    kin = ", ".join(f"'{name}'" for name in group.get("shares_with", ()))
+    sizes = ", ".join(f"{count / 2**20:.0f} MiB" for count in counts)
+    return f", NCCL {sizes}{f' with {kin}' if kin else ''}"
 
 
 def _serving() -> dict[str, dict[str, Any]]:
