@@ -8,7 +8,8 @@
 # make format   repair what lint can repair
 # make docs     the site of docs/, into build/site, by BUILDER: mkdocs, or zensical
 # make bench    measure against the stock backends
-# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, into OUT; needs no network
+# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, into OUT; needs no network;
+#               PART: one of them only, of at most 10 minutes; "experiment" shows the most
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make fuzz     FUZZ seconds (60) for each parser of what comes from outside
 # make model    the shared-memory protocol as a model, checked by spin, and its mutants; MODEL: options
@@ -91,7 +92,7 @@ bench: $(STAMPS)/test $(STAMPS)/cuda
 
 OUT ?= bench/results
 gpu: $(ENVIRONMENT)
-	PYTHON='$(PYTHON)' OUT='$(OUT)' bash tools/gpu.sh
+	PYTHON='$(PYTHON)' OUT='$(OUT)' bash tools/gpu.sh $(PART)
 
 # Needs no torch. A broken link ends it, and so does a page that the navigation lacks.
 BUILDER ?= mkdocs

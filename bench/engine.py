@@ -7,6 +7,9 @@ for the device. A graph replay is one launch with either backend: it shows that 
 A call of one rank that changes nothing launches nothing. So all_reduce has a factor, by PREMUL_SUM, and the other calls
 are out of place. With one rank fastcoll uses no second stream, which several ranks have in asynchronous calls.
 
+Several ranks reduce a list of small tensors as one bucket. One rank gains nothing by it, so a second group of fastcoll
+is made with FASTCOLL_ALGO=nccl, by which one rank does the same. Its row is compared with the list as it is.
+
 ``NCCL alone`` is NCCL's function by CuPy's binding, without torch: the least that a backend can take. torch's flight
 recorder is on or off for a whole process. So ``nccl, no recorder`` is measured before the others, in its own process.
 """
@@ -50,7 +53,8 @@ _CALLS = 50  # in a batch; each is at most two events and a kernel in a queue of
 _TENSORS = 100  # in a coalesced call
 _COALESCED = f"all_reduce of {_TENSORS} tensors, coalesced"
 _ASYNC = tuple(f"{name}, async" for name in ("all_gather", "reduce_scatter"))
-CASES = ("all_reduce", "all_reduce, async", *_ASYNC, _COALESCED)
+_BUCKET = f"{_COALESCED}, as one bucket"
+CASES = ("all_reduce", "all_reduce, async", *_ASYNC, _COALESCED, _BUCKET)
 _REPLAY = "replay of a graph of 10 all_reduce"
 
 
@@ -59,7 +63,7 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     if name == _REPLAY:
         return captured(call_of("all_reduce", group, device), repeats=10)
     factor = _make_nccl_premul_sum(1.0)
-    if name == _COALESCED:
+    if name in (_COALESCED, _BUCKET):
         tensors = [torch.ones(256, device=device) for _ in range(_TENSORS)]
 
         def coalesced() -> None:
@@ -77,6 +81,21 @@ def call_of(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
     if collective == "all_reduce":
         call = partial(dist.all_reduce, case.receive, factor, group, bool(way))
     return (lambda: call().wait()) if way else call
+
+
+def bucket_group(device: torch.device) -> dist.ProcessGroup:
+    """Returns a group of fastcoll in which one rank uses buckets, as several ranks do."""
+    before = os.environ.get("FASTCOLL_ALGO")
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    try:
+        group: dist.ProcessGroup = dist.new_group(backend="fastcoll")
+        dist.all_reduce(torch.ones(1, device=device), group=group)  # reads it
+    finally:
+        if before is None:
+            del os.environ["FASTCOLL_ALGO"]
+        else:
+            os.environ["FASTCOLL_ALGO"] = before
+    return group
 
 
 class BareNccl:
@@ -110,6 +129,7 @@ class BareNccl:
             "all_gather": partial(self._comm.allGather, *both, *end),
             "reduce_scatter": partial(self._comm.reduceScatter, *both, _AVERAGE, *end),
             _COALESCED: coalesced,
+            _BUCKET: coalesced,
         }
         return calls.get(name.removesuffix(", async"))
 
@@ -151,7 +171,7 @@ def _measure(
     rows = []
     for case in (*CASES, _REPLAY):
         calls = {name: call for name, make in makers.items() if (call := make(case))}
-        batch = max(1, _CALLS // (_TENSORS // 4)) if case == _COALESCED else _CALLS
+        batch = max(1, _CALLS // (_TENSORS // 4)) if str(_TENSORS) in case else _CALLS
         timings = time_on_host(calls, torch.cuda.synchronize, rounds, batch)
         times = {name: asdict(one) for name, one in timings.items()}
         if case in unrecorded:
@@ -181,6 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: partial(call_of, group=dist.new_group(backend=name), device=device)
         for name in ENGINE_COLUMNS[int(options.only_nccl) : 2]
     }
+    if ours := makers.get("fastcoll"):
+        bucket = partial(call_of, group=bucket_group(device), device=device)
+        makers["fastcoll"] = lambda case: bucket(case) if case == _BUCKET else ours(case)
     bare = None if options.only_nccl else BareNccl(device, torch.cuda.current_stream().cuda_stream)
     if bare:
         makers[_BARE] = bare.call_of

@@ -102,7 +102,31 @@ class PeerProcesses:
         """Returns "rank 1 (process 4242 of this host) has ended" for the first such rank, or ""."""
 
 class Communicators:
-    """A group's communicators, for the engine and for the watchdog, which never take the GIL."""
+    """A group's communicators, for the engine and for the watchdog, which never take the GIL.
+
+    Args:
+        group: Name of the group, for messages.
+    """
+
+    def __init__(self, group: str = "") -> None: ...
+    def join(self, other: Communicators) -> None:
+        """Makes the group one of another's family, because their communicators share NCCL's resources.
+
+        Groups of a family make their calls in turn, and if one is aborted, all fail. Call it before the first ``add``.
+        """
+
+    def end_family(self, cause: str) -> None:
+        """Fails all groups of the family with this text."""
+
+    @property
+    def family(self) -> int:
+        """A number, equal for all groups of a family in this process."""
+
+    def memory(self) -> list[tuple[str, int | None]]:
+        """Returns name and bytes of each communicator on its device; None if this NCCL does not count them.
+
+        NCCL counts the memory of a whole family.
+        """
 
     def add(self, calls: NcclCalls, device: int, name: str, instance: str, peer: int) -> bool:
         """Adds a communicator; False if the group was aborted before.

@@ -12,13 +12,17 @@ import os
 import platform
 import re
 import sys
-from typing import Any, TextIO
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fastcoll import env
 from fastcoll._checks import installed_version, run_checks
 from fastcoll._requirements import nccl_owners
 from fastcoll._version import __version__
 from fastcoll.cuda.nccl_library import mapped, used
+
+if TYPE_CHECKING:
+    from fastcoll.cuda.engine import CudaEngine
 
 __all__ = ["collect", "groups", "libraries", "main"]
 
@@ -48,6 +52,10 @@ def groups() -> list[dict[str, Any]]:
             - "shared_bytes": shared memory that the process has reserved, in bytes, if fastcoll serves the group
             - "devices", if the group has used CUDA tensors: for each device, whether its ranks map each other's
               memory ("peers"), and the "reason" if they do not
+            - "communicators", if the group has used CUDA tensors: "name" and "bytes" of each communicator of NCCL.
+              "bytes" is what NCCL has allocated on the device. NCCL before 2.29.7 does not count it: None
+            - "shares_with", if it shares resources of NCCL (``split_share``): names of the other groups. NCCL counts
+              the bytes of all these groups together
     """
     compiled = sys.modules.get("fastcoll._C")  # not loaded: there is no group of fastcoll
     found = [] if compiled is None else [dict(group) for group in compiled.groups()]
@@ -57,14 +65,38 @@ def groups() -> list[dict[str, Any]]:
         group["backends"] = known_to_torch.get("backends", {"cpu": "fastcoll"})
     found += serving.values()
     engine = sys.modules.get("fastcoll.cuda.engine")
-    known = {} if engine is None else {one.group: one.all_reduces for one in engine.engines()}
+    known = {} if engine is None else {one.group: one for one in engine.engines()}
     for group in found:
-        if reduces := known.get(group["name"]):
-            group["devices"] = {
-                index: {"peers": one.region.topology.peers, "reason": one.region.topology.reason}
-                for index, one in reduces.items()
-            }
+        if own := known.get(group["name"]):
+            group.update(_of_devices(own, known.values()))
     return found
+
+
+def _of_devices(own: CudaEngine, engines: Iterable[CudaEngine]) -> dict[str, Any]:
+    """Returns what ``groups`` tells of a group that has used CUDA tensors."""
+    found: dict[str, Any] = {}
+    if own.all_reduces:
+        found["devices"] = {
+            index: {"peers": one.region.topology.peers, "reason": one.region.topology.reason}
+            for index, one in own.all_reduces.items()
+        }
+    if memory := own.communicators.memory():
+        found["communicators"] = [{"name": name, "bytes": count} for name, count in memory]
+    family = own.communicators.family
+    kin = [one.group for one in engines if one is not own and one.communicators.family == family]
+    if kin:
+        found["shares_with"] = sorted(kin)
+    return found
+
+
+def _memory(group: dict[str, Any]) -> str:
+    """Returns ", NCCL 512 MiB with 'tp'" for a group whose communicators NCCL counts, else ""."""
+    counts = [one["bytes"] for one in group.get("communicators", ()) if one["bytes"] is not None]
+    if not counts:
+        return ""
+    kin = ", ".join(f"'{name}'" for name in group.get("shares_with", ()))
+    sizes = ", ".join(f"{count / 2**20:.0f} MiB" for count in counts)
+    return f", NCCL {sizes}{f' with {kin}' if kin else ''}"
 
 
 def _serving() -> dict[str, dict[str, Any]]:
@@ -254,7 +286,8 @@ def _sections(report: dict[str, Any], everything: bool) -> list[tuple[str, list[
             str(group["name"]),
             f"rank {group['rank']}/{group['size']}, "
             + ", ".join(f"{device} by {name}" for device, name in group["backends"].items())
-            + (f", {group['transport']}: {group['reason']}" if "transport" in group else ""),
+            + (f", {group['transport']}: {group['reason']}" if "transport" in group else "")
+            + _memory(group),
         )
         for group in report["groups"]
     ]

@@ -17,6 +17,38 @@ void* handleOf(const NcclCalls& calls) {
 
 }  // namespace
 
+void Family::end(const std::string& cause) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ended()) return;
+  cause_ = cause;
+  ended_.store(true, std::memory_order_release);
+}
+
+std::string Family::cause() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return cause_;
+}
+
+Communicators::Communicators(std::string group)
+    : group_(std::move(group)), families_{std::make_shared<Family>()}, now_(families_[0].get()) {}
+
+void Communicators::join(Communicators& other) {
+  auto theirs = other.family();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  families_.push_back(std::move(theirs));
+  now_.store(families_.back().get(), std::memory_order_release);
+}
+
+std::shared_ptr<Family> Communicators::family() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return families_.back();
+}
+
+std::string Communicators::familyFault() const {
+  const auto kin = family();
+  return kin->ended() && !aborted_.load(std::memory_order_acquire) ? kin->cause() : "";
+}
+
 bool Communicators::add(std::shared_ptr<NcclCalls> calls, int device, std::string name,
                         std::string instance, int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -67,6 +99,7 @@ void Communicators::endWaits() noexcept {
 
 void Communicators::abortAll() noexcept {
   std::vector<One> all;
+  const auto kin = family();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     aborted_.store(true, std::memory_order_release);
@@ -75,9 +108,14 @@ void Communicators::abortAll() noexcept {
     all.swap(all_);
   }
   if (all.empty()) return;
+  kin->end(concat("group '", group_,
+                  "', whose communicators share resources with this group's (split_share), was "
+                  "aborted, so NCCL ended the calls of both. Read the error of that group."));
   for (const One& one : all) one.calls->end();
   // Wait for a thread between two calls: its next call sees end() and throws.
-  if (calling_.try_lock_for(kCalls)) calling_.unlock();
+  if (kin->calling.try_lock_for(kCalls)) kin->calling.unlock();
+  // One group of a family at a time, if the abort of another does not hang.
+  const std::unique_lock<std::timed_mutex> alone(kin->aborting, kCalls);
   const std::lock_guard<std::mutex> notAsked(asking_);
   const NcclFunctions& nccl = all.front().calls->functions();
   // Abort all in one group: the abort of one may wait for work that the kernels of another block.
@@ -93,6 +131,7 @@ std::vector<FaultDomain> Communicators::domains() const {
 
 std::string Communicators::asyncError() {
   if (auto said = kernelError(); !said.empty()) return said;
+  if (auto cause = familyFault(); !cause.empty()) return cause;
   const std::lock_guard<std::mutex> asking(asking_);
   std::vector<One> all;
   {
@@ -108,6 +147,20 @@ std::string Communicators::asyncError() {
                   "). Set NCCL_DEBUG=WARN for details.");
   }
   return "";
+}
+
+std::vector<CommunicatorMemory> Communicators::memory() const {
+  const std::lock_guard<std::mutex> asking(asking_);
+  std::vector<One> all;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all = all_;
+  }
+  std::vector<CommunicatorMemory> found;
+  for (const One& one : all) {
+    found.push_back({one.name, one.calls->functions().bytesOf(one.calls->communicator())});
+  }
+  return found;
 }
 
 }  // namespace fastcoll

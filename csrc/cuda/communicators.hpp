@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,8 +20,42 @@ struct FaultDomain {
   int peer = -1;         // the other rank of a pair; -1: the whole group
 };
 
+/// Groups whose communicators share NCCL's resources (splitShare). NCCL allows one thread at a time
+/// to call any of these communicators, and an abort of one ends the kernels of all. So one lock
+/// serves all groups, and if one group is aborted, the others fail. A group is alone at first.
+class Family {
+ public:
+  std::timed_mutex calling;
+  std::timed_mutex aborting;
+  /// The first cause counts.
+  void end(const std::string& cause) noexcept;
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  std::string cause() const;
+
+ private:
+  std::atomic<bool> ended_{false};
+  mutable std::mutex mutex_;
+  std::string cause_;
+};
+
+/// Device memory that a communicator has, as the library counts it.
+struct CommunicatorMemory {
+  std::string name;         // as in add()
+  std::int64_t bytes = -1;  // of its whole family; -1: this library does not count
+};
+
 class Communicators {
  public:
+  /// `group`: its name, for messages.
+  explicit Communicators(std::string group = "");
+  /// Makes the group one of another's family. Call before its first communicator.
+  void join(Communicators& other);
+  /// Fails all groups of the family.
+  void endFamily(const std::string& cause) noexcept { family()->end(cause); }
+  /// The family; equal for all its groups.
+  std::shared_ptr<Family> family() const;
+  /// Why the family has ended, if this group has not aborted its own communicators yet; else "".
+  std::string familyFault() const;
   /// Adds the communicator of a device, or of a pair of ranks on it (`peer` as in FaultDomain).
   /// `name` appears in messages. False after abortAll(): the caller must then abort it.
   bool add(std::shared_ptr<NcclCalls> calls, int device, std::string name, std::string instance,
@@ -40,10 +75,14 @@ class Communicators {
   void endWaits() noexcept;
   /// Hold it while making calls. An abort waits for it a moment, so it frees nothing between two
   /// calls of a group. It waits no longer, so it can end a call that hangs.
-  std::timed_mutex& calling() { return calling_; }
-  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  std::timed_mutex& calling() { return family()->calling; }
+  bool aborted() const {
+    return aborted_.load(std::memory_order_acquire) ||
+           now_.load(std::memory_order_acquire)->ended();
+  }
   /// The first error that a kernel or the library reports, or "".
   std::string asyncError();
+  std::vector<CommunicatorMemory> memory() const;
   /// The domains of all communicators ever added.
   std::vector<FaultDomain> domains() const;
 
@@ -59,7 +98,9 @@ class Communicators {
 
   std::atomic<bool> aborted_{false};
   std::atomic<bool> hasKernels_{false};
-  std::timed_mutex calling_;
+  const std::string group_;
+  std::vector<std::shared_ptr<Family>> families_;  // the last one counts; a lock may be of another
+  std::atomic<Family*> now_;                       // the last one
   mutable std::mutex mutex_;  // never held during a library call, which may hang
   std::vector<One> all_;
   std::vector<KernelWords> kernels_;

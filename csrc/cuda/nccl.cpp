@@ -24,6 +24,10 @@ namespace {
 constexpr int kOnDevice = 0;
 constexpr int kOnHost = 1;
 
+// The first NCCL with ncclCommMemStats, and its ncclStatGpuMemTotal.
+constexpr int kCountsMemory = 22907;
+constexpr int kAllMemory = 3;
+
 /// A factor as an element of `dtype`.
 class Scalar {
  public:
@@ -132,6 +136,9 @@ NcclFunctions::NcclFunctions(const std::function<std::uintptr_t(const char*)>& a
 #define FASTCOLL_FIND(Result, name, text, arguments) find(name, text);
   FASTCOLL_NCCL_FUNCTIONS(FASTCOLL_FIND)
 #undef FASTCOLL_FIND
+  if (const std::uintptr_t address = version >= kCountsMemory ? addressOf("ncclCommMemStats") : 0) {
+    commMemStats = reinterpret_cast<decltype(commMemStats)>(address);
+  }
 }
 
 std::string NcclFunctions::describe(int status) const {
@@ -145,6 +152,14 @@ int NcclFunctions::statusOf(std::uintptr_t communicator) const {
   int status = kNcclSuccess;
   const int asked = commGetAsyncError(reinterpret_cast<void*>(communicator), &status);
   return asked == kNcclSuccess ? status : asked;
+}
+
+std::int64_t NcclFunctions::bytesOf(std::uintptr_t communicator) const {
+  if (commMemStats == nullptr) return -1;
+  const std::lock_guard<std::mutex> asking(asking_);  // NCCL asks for the status first
+  std::uint64_t bytes = 0;
+  const int status = commMemStats(reinterpret_cast<void*>(communicator), kAllMemory, &bytes);
+  return status == kNcclSuccess ? static_cast<std::int64_t>(bytes) : -1;
 }
 
 // --- calls ---------------------------------------------------------------------------------------

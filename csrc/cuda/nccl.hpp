@@ -57,12 +57,15 @@ struct NcclFunctions {
 #define FASTCOLL_POINTER(Result, name, text, arguments) Result(*name) arguments;
   FASTCOLL_NCCL_FUNCTIONS(FASTCOLL_POINTER)
 #undef FASTCOLL_POINTER
+  int (*commMemStats)(void* comm, int stat, std::uint64_t* value) = nullptr;  // from 2.29.7 on
 
   /// The text of a status: NCCL's name for it, NCCL's last error, and a remedy.
   std::string describe(int status) const;
   /// Asks for a communicator's status, in turn: of a nonblocking one NCCL joins its thread there,
   /// and both the watchdog and the caller ask.
   int statusOf(std::uintptr_t communicator) const;
+  /// Device memory of a communicator, in bytes; -1 if the library does not count it.
+  std::int64_t bytesOf(std::uintptr_t communicator) const;
 
  private:
   mutable std::mutex asking_;

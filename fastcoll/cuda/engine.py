@@ -28,7 +28,7 @@ from fastcoll.cuda.errors import ABORTED, Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
-from fastcoll.cuda.nccl_config import NcclConfig
+from fastcoll.cuda.nccl_config import NcclConfig, shares
 from fastcoll.cuda.nccl_init import create_communicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
@@ -97,9 +97,10 @@ class CudaEngine:
         self._thresholds_on = thresholds_on
         self._algorithm = algorithm
         self._config = config
+        self._shares = shares(config)  # whether parts of its communicators share their resources
         self._order = order
         nccl_library.load()
-        self.communicators = communicators = CUDA.Communicators()
+        self.communicators = communicators = CUDA.Communicators(group)
         # Without a reference to self, which would keep the engine.
         self._aborted: Callable[[], bool] = lambda: communicators.aborted
         self._store = store
@@ -192,6 +193,7 @@ class CudaEngine:
                 made.abort(ABORTED)
                 raise self._member.fault("init", ABORTED)
             made.instance = instance
+            made.family = self.communicators
             aborted = self._aborted
             made.ended_elsewhere = lambda: ABORTED if aborted() else None
             self._known[device, pair] = made
@@ -212,6 +214,8 @@ class CudaEngine:
         whole = self._known[device, -1]
         self._splits += 1
         name = self.group if child is None else child.group
+        if child is not None and self._shares:
+            child._join(self.communicators)
         part = whole.split(color, key, name, None if child is None else child._config)
         if part is not None and child is not None:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
@@ -251,7 +255,31 @@ class CudaEngine:
             self._made[pair] - 1,
             self._aborted,
             self._config,
+            self._parents(device.index) if pair < 0 else (),
+            self._join,
         )
+
+    def _parents(self, device: int) -> list[NcclCommunicator]:
+        """Returns the communicators of other groups of which this group's first one may be a part."""
+        if not self._shares or self._known:  # a second device's may belong to another family
+            return []
+        found = []
+        for other in engines():
+            one = other._known.get((device, -1)) if other._shares else None
+            if one is None or one.closed is not None or other._net_name() != self._net_name():
+                continue
+            if (one.member.rank, one.member.size) == (self._member.rank, self._member.size):
+                found.append(one)
+        return found
+
+    def _net_name(self) -> str | None:
+        """Returns the network that the config names; NCCL refuses to share the resources of another one."""
+        return None if self._config is None else self._config.net_name
+
+    def _join(self, family: CUDA.Communicators) -> None:
+        """Makes the calls of this group in turn with those of a group that it shares resources with."""
+        self._shares = True
+        self.communicators.join(family)
 
 
 # Registered after nccl_life's handler, which aborts communicators at exit, so called before it: groups close first.

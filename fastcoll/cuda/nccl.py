@@ -65,6 +65,7 @@ class NcclCommunicator:
     Attributes:
         calls: The calls that move data, for C++.
         ended_elsewhere: Returns why the communicator has ended, if another object aborted it.
+        family: The group's communicators, which share NCCL's resources if any do; the engine sets it.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class NcclCommunicator:
             library.functions, int(raw.comm), member.size, timedelta(seconds=timeout)
         )
         self.ended_elsewhere: Callable[[], str | None] | None = None
+        self.family: CUDA.Communicators | None = None
         self._raw = raw
         self._closed: str | None = None
         self._forgotten = False
@@ -165,12 +167,10 @@ class NcclCommunicator:
             )
         part = LibraryCommunicator(self.library)
         where = self.library, self.member, "nccl_split"
-        check = functools.partial(self._check, "nccl_split")
         end = time.monotonic() + self.timeout
 
         def divide() -> None:
-            with current(self.device):
-                part.make_part(self._raw.comm, color, key, config)
+            self.make_part(part, color, key, config)
 
         def late(what: str) -> dist.DistBackendError:
             return self.member.fault(
@@ -184,19 +184,9 @@ class NcclCommunicator:
                     "not all ranks of the group have split it. Call split on every rank, with color -1 where none is "
                     "wanted."
                 )
-            # A split may continue after its call has returned, whatever its status. "In progress" is then the status
-            # of the whole communicator; when it ends, the part gets its handle.
             finish(*where, call.result)
-            settle(*where, self._raw.comm, end, late, check)
+            self.await_part("nccl_split", part if color >= 0 else None, end, late)
             if color >= 0:
-                while not part.comm:
-                    check()
-                    if time.monotonic() >= end:
-                        raise late(
-                            "NCCL has not made this rank's part. Set NCCL_DEBUG=INFO to see what it waits for."
-                        )
-                    time.sleep(_POLL)
-                settle(*where, part.comm, end, late, check)
                 rank = self.library.number("ncclCommUserRank", part.comm)
                 member = Member(group, rank, self.library.number("ncclCommCount", part.comm))
         except BaseException as error:
@@ -209,6 +199,44 @@ class NcclCommunicator:
         if color < 0:
             return None
         return NcclCommunicator(part, member, self.device, self.timeout, self.library)
+
+    def make_part(
+        self, part: LibraryCommunicator, color: int, key: int, config: NcclConfig | None
+    ) -> None:
+        """Begins a split; ``await_part`` waits for its end."""
+        with current(self.device):
+            part.make_part(self._raw.comm, color, key, config)
+
+    def await_part(
+        self,
+        what: str,
+        part: LibraryCommunicator | None,
+        end: float,
+        late: Callable[[str], dist.DistBackendError],
+    ) -> None:
+        """Waits for a split, which may continue after its call has returned, whatever its status.
+
+        "In progress" is then the status of the whole communicator; when it ends, the part gets its handle.
+
+        Args:
+            what: Name of the failed call in errors.
+            part: This rank's part; None if it has none.
+            end: When to stop waiting, on the clock of ``time.monotonic``.
+            late: Makes the error for a wait that timed out.
+        """
+        where = self.library, self.member, what
+        check = functools.partial(self._check, what)
+        settle(*where, self._raw.comm, end, late, check)
+        if part is None:
+            return
+        while not part.comm:
+            check()
+            if time.monotonic() >= end:
+                raise late(
+                    "NCCL has not made this rank's part. Set NCCL_DEBUG=INFO to see what it waits for."
+                )
+            time.sleep(_POLL)
+        settle(*where, part.comm, end, late, check)
 
     def abort(
         self, reason: str = "the communicator was aborted", seconds: float | None = None

@@ -10,13 +10,15 @@ does not support is an error.
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
+from collections.abc import Mapping
 from typing import TypeGuard
 
 from fastcoll._requirements import nccl_packages
 from fastcoll.cuda.nccl_library import NcclLibrary, UniqueId, version_text
 
-__all__ = ["LibraryCommunicator", "NcclConfig", "check_config", "is_set"]
+__all__ = ["LibraryCommunicator", "NcclConfig", "check_config", "is_set", "shares"]
 
 _MAGIC = 0xCAFEBEEF
 _NOT_SET = -(2**31)  # NCCL's value for an unset number
@@ -53,6 +55,8 @@ class NcclConfig:
     """
 
     __slots__ = tuple(_FIELDS)
+    net_name: str | None
+    split_share: int | None
 
     def __init__(self, given: object = None) -> None:
         for name in _FIELDS:
@@ -86,6 +90,17 @@ class _NativeConfig(ctypes.Structure):
 def is_set(config: NcclConfig | None) -> TypeGuard[NcclConfig]:
     """Returns whether there is a config with any field set."""
     return config is not None and any(getattr(config, name) is not None for name in _FIELDS)
+
+
+def shares(config: NcclConfig | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether NCCL lets parts share the resources of a communicator with this config.
+
+    NCCL's variable wins over the field.
+    """
+    given = environ.get("NCCL_COMM_SPLIT_SHARE_RESOURCES", "")
+    if given in ("0", "1"):
+        return given == "1"
+    return config is not None and config.split_share == 1
 
 
 def check_config(library: NcclLibrary, config: NcclConfig | None) -> None:

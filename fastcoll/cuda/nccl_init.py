@@ -1,16 +1,22 @@
-"""Makes one communicator: the ranks meet, then NCCL's init runs on a thread that can be left behind."""
+"""Makes one communicator: the ranks meet, then NCCL's init runs on a thread that can be left behind.
+
+If all ranks have a communicator of the same ranks that shares its resources (``split_share``), they split it instead.
+Rank 0 decides that from all ranks' records. So ranks that differ, because one has aborted its communicator, use init.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store
 
+from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl import NcclCommunicator, current
@@ -24,7 +30,7 @@ from fastcoll.cuda.nccl_life import (
     left_behind,
     making,
 )
-from fastcoll.cuda.nccl_rendezvous import WHAT, Rendezvous
+from fastcoll.cuda.nccl_rendezvous import KEY_BYTES, WHAT, Rendezvous
 from fastcoll.cuda.nccl_status import finish, settle, translated
 
 __all__ = ["create_communicator"]
@@ -43,6 +49,8 @@ def create_communicator(
     generation: int,
     cancelled: Callable[[], bool],
     config: NcclConfig | None = None,
+    parents: Sequence[NcclCommunicator] = (),
+    join: Callable[[CUDA.Communicators], None] = lambda family: None,
 ) -> NcclCommunicator:
     """Makes a communicator, together with all other ranks of the group.
 
@@ -54,6 +62,9 @@ def create_communicator(
         generation: How many communicators the ranks of this group have made before.
         cancelled: Whether the communicator is no longer wanted: then the wait ends with an error.
         config: NCCL config, equal on all ranks; if no field is set, CuPy's constructor makes the communicator.
+        parents: Communicators that it may be split from, of the same rank, size and device; the best first. The ranks
+            split one that all of them name.
+        join: Called before the split with the communicators of the group that is split.
 
     Raises:
         ImportError: CuPy or NCCL is missing; there are two copies of NCCL.
@@ -65,17 +76,26 @@ def create_communicator(
     library = nccl_library.load()
     check_config(library, config)
     end = time.monotonic() + seconds
-    meeting = Rendezvous(store, member, generation, library.version, end, seconds, cancelled)
-    unique_id = meeting.exchange(lambda: _unique_id(library, member))
+    known = {_key(one.instance): one for one in parents}
+    meeting = Rendezvous(
+        store, member, generation, library.version, end, seconds, cancelled, [*known]
+    )
+    start = meeting.exchange(lambda: _unique_id(library, member))
+    parent = known.get(start.parent)
+    if parent is not None and parent.family is not None:
+        join(parent.family)
     cupys = library.cupy.NcclCommunicator
-    raw: Any = LibraryCommunicator(library) if is_set(config) else cupys.__new__(cupys)
+    own = parent is not None or is_set(config)
+    raw: Any = LibraryCommunicator(library) if own else cupys.__new__(cupys)
 
     def init() -> None:
         with current(device):
-            if is_set(config):
-                raw.make(member.size, unique_id, member.rank, config)
+            if parent is not None:
+                _split(parent, raw, member.rank, config)
+            elif is_set(config):
+                raw.make(member.size, start.token, member.rank, config)
             else:
-                raw.__init__(member.size, unique_id, member.rank)
+                raw.__init__(member.size, start.token, member.rank)
 
     meeting.enter()
     call = deadline.start(init)
@@ -94,14 +114,38 @@ def create_communicator(
                     f"{who} NCCL's init, which has not ended here (set NCCL_DEBUG=INFO to see what it waits for)"
                 )
         finish(library, member, WHAT, call.result)
+        if parent is not None:
+            parent.await_part(WHAT, raw, end, meeting.timed_out)
         settle(library, member, WHAT, raw.comm, end, meeting.timed_out)
     except BaseException as error:
         meeting.fail(str(error))
+        if parent is not None and parent.family is not None:  # its abort flag is that of the part
+            parent.family.end_family(
+                f"group '{member.group}' could not split a communicator of this group's family: {error}"
+            )
         _give_up(member, raw, call)
         raise
     meeting.clean_up()
-    instance = hashlib.sha256(unique_id).hexdigest()[:16]
+    instance = hashlib.sha256(start.token).hexdigest()[:16]
     return NcclCommunicator(raw, member, device, seconds, library, instance)
+
+
+def _key(instance: str) -> bytes:
+    return hashlib.sha256(instance.encode()).digest()[:KEY_BYTES]
+
+
+def _split(
+    parent: NcclCommunicator, part: LibraryCommunicator, rank: int, config: NcclConfig | None
+) -> None:
+    """Splits a communicator of the same ranks, while no other thread makes calls of its family."""
+    assert parent.family is not None
+    given = NcclConfig() if config is None else copy.copy(config)
+    given.split_share = 1  # so that the config is this group's, not the parent's
+    parent.family.begin_calls()
+    try:
+        parent.make_part(part, 0, rank, given)
+    finally:
+        parent.family.end_calls()
 
 
 def _unique_id(library: NcclLibrary, member: Member) -> bytes:

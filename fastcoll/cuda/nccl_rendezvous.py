@@ -1,9 +1,10 @@
 """How the ranks of a group meet for NCCL's init, through the group's store.
 
-Every rank's record in the roster (csrc/group/roster.hpp) contains its version of NCCL. When all ranks have arrived (the
-round "ready"), rank 0 makes NCCL's unique id and posts it in the round "id". So stale records, in a store that outlives
-its workers, can delay the ranks but never take part. NCCL's init has no timeout, so it begins only when all ranks have
-arrived.
+Every rank's record in the roster (csrc/group/roster.hpp) contains its version of NCCL, and the communicators of which
+the new one could be a part. When all ranks have arrived (the round "ready"), rank 0 posts in the round "id" how they
+begin: with the first of its communicators that all ranks have, else with NCCL's unique id. So stale records, in a store
+that outlives its workers, can delay the ranks but never take part. NCCL's init has no timeout, so it begins only when
+all ranks have arrived.
 
 Only the id is secret, because it admits a process to the communicator: it is deleted after the init.
 """
@@ -14,7 +15,8 @@ import contextlib
 import secrets
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -24,16 +26,33 @@ from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl_library import version_text
 from fastcoll.cuda.nccl_life import is_ending
 
-__all__ = ["WHAT", "Rendezvous"]
+__all__ = ["KEY_BYTES", "WHAT", "Rendezvous", "Start"]
 
 WHAT = "nccl_init"
 """Name of the failed call in errors."""
 
-_RECORD = struct.Struct("<8s16sI")  # magic, nonce, version of NCCL
-_MAGIC = b"fcnccl02"
+KEY_BYTES = 8
+"""Length of a communicator's key in a record."""
+
+_KEYS = 8  # at most, in a record
+_RECORD = struct.Struct(f"<8s16sI{_KEYS * KEY_BYTES}s")  # magic, nonce, version of NCCL, keys
+_MAGIC = b"fcnccl03"
 _ID_BYTES = 128
-_ID, _NO_ID = b"+", b"-"
+_TOKEN_BYTES = 16
+_ID, _NO_ID, _SPLIT = b"+", b"-", b"="
 _LONGEST_TEXT = 2000  # bytes of another rank's error
+
+
+class Start(NamedTuple):
+    """How all ranks make the communicator.
+
+    Attributes:
+        token: NCCL's unique id, or other bytes that are equal on all ranks and new.
+        parent: Key of the communicator to split; b"": none, so NCCL's init makes it.
+    """
+
+    token: bytes
+    parent: bytes = b""
 
 
 class Rendezvous:
@@ -47,6 +66,7 @@ class Rendezvous:
         deadline: When to stop waiting, on the clock of ``time.monotonic``.
         timeout: The whole wait in seconds, for the error.
         cancelled: Whether the communicator is no longer wanted, which ends the wait.
+        parents: Keys of the communicators that this rank could split.
     """
 
     def __init__(
@@ -58,23 +78,25 @@ class Rendezvous:
         deadline: float,
         timeout: float,
         cancelled: Callable[[], bool],
+        parents: Sequence[bytes] = (),
     ) -> None:
         self._member = member
         self._deadline = deadline
         self._timeout = timeout
         self._cancelled = cancelled
-        self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version)
+        keys = b"".join(parents[:_KEYS])
+        self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version, keys)
         self._version = version
         folder = f"fastcoll/nccl/{member.group}/{generation}"
         self._roster = CUDA.Roster(
             store, folder, member.rank, member.size, self._record, len(_MAGIC)
         )
 
-    def exchange(self, make_id: Callable[[], bytes]) -> bytes:
-        """Returns NCCL's unique id, the same on all ranks, when all ranks have arrived.
+    def exchange(self, make_id: Callable[[], bytes]) -> Start:
+        """Returns how to begin, the same on all ranks, when all ranks have arrived.
 
         Args:
-            make_id: Called on rank 0 only.
+            make_id: Makes the unique id; called on rank 0 only.
 
         Raises:
             DistBackendError: A rank did not arrive in time, the versions of NCCL differ, or rank 0 has no id.
@@ -117,7 +139,7 @@ class Rendezvous:
             "and uses its CUDA tensors in the same order, or raise the group's timeout.",
         )
 
-    def _exchange(self, make_id: Callable[[], bytes]) -> bytes:
+    def _exchange(self, make_id: Callable[[], bytes]) -> Start:
         self._roster.publish()
         while True:
             records = self._roster.gather(lambda: self._look(None))
@@ -129,7 +151,12 @@ class Rendezvous:
             text, failure = b"", None
             if self._member.rank == 0:
                 try:
-                    text = _ID + make_id()
+                    parent = _common_key(records)
+                    text = (
+                        _SPLIT + parent + secrets.token_bytes(_TOKEN_BYTES)
+                        if parent
+                        else _ID + make_id()
+                    )
                 except Exception as error:
                     text, failure = _NO_ID + str(error).encode(), error
             try:
@@ -141,7 +168,7 @@ class Rendezvous:
             if failure is not None:
                 raise failure
             if said is not None:
-                return self._unique_id(said[0])
+                return self._start(said[0])
 
     def _look(self, round: str | None) -> None:
         """Called between two reads of the store: ends the wait for records (`round` is None) or for a round."""
@@ -172,9 +199,11 @@ class Rendezvous:
                     f"{version_text(version)} on rank {rank}. Install the same version everywhere.",
                 )
 
-    def _unique_id(self, text: bytes) -> bytes:
+    def _start(self, text: bytes) -> Start:
         if text[:1] == _ID and len(text) == 1 + _ID_BYTES:
-            return text[1:]
+            return Start(text[1:])
+        if text[:1] == _SPLIT and len(text) == 1 + KEY_BYTES + _TOKEN_BYTES:
+            return Start(text[1 + KEY_BYTES :], text[1 : 1 + KEY_BYTES])
         if text[:1] == _NO_ID:
             why = text[1:_LONGEST_TEXT].decode(errors="replace")
             raise self._member.fault(WHAT, f"rank 0 made no unique id: {why}")
@@ -182,3 +211,15 @@ class Rendezvous:
             "the store holds an invalid entry of fastcoll: NCCL's unique id. Give each job its own store prefix, and "
             "install the same version of fastcoll for all ranks."
         )
+
+
+def _common_key(records: Sequence[bytes]) -> bytes:
+    """Returns the first key of rank 0's record that is in all records; b"" if there is none."""
+    first, *others = (_keys_of(record) for record in records)
+    return next((key for key in first if all(key in other for other in others)), b"")
+
+
+def _keys_of(record: bytes) -> list[bytes]:
+    keys = _RECORD.unpack(record)[3]
+    found = (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+    return [key for key in found if any(key)]

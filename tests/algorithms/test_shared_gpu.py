@@ -1,6 +1,11 @@
 """Several ranks on one GPU: NCCL's stand-in refuses that as NCCL does, unless ``FASTCOLL_SHARE_GPU`` is set."""
 
+import contextlib
+import io
 import os
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import peer_memory
 import pytest
@@ -10,7 +15,7 @@ from on_ranks import on_ranks
 from peer_memory import DEVICE
 from torch.distributed.device_mesh import DeviceMesh
 from training import network, sharded, train
-from world import worlds_fixture
+from world import here, init_group, worlds_fixture
 
 import fastcoll
 from fastcoll.cuda.shared_gpu import let_ranks_share_gpus
@@ -47,6 +52,19 @@ def test_eight_ranks_of_fsdp2_on_one_gpu_end_with_the_bits_of_the_cpu():
         train(sharded(model, mesh=DeviceMesh.from_group(group, where)), 2)
         results.append([parameter.full_tensor().cpu() for parameter in model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@on_ranks(2, world="shared_gpu_world", init=False, fresh=True)
+def test_the_example_trains_on_one_gpu():
+    path = Path(__file__).resolve().parents[2] / "examples" / "shared_gpu.py"
+    main = runpy.run_path(str(path))["main"]
+    own = {**vars(dist), "init_process_group": lambda name: init_group(seconds=40, backend=name)}
+    main.__globals__.update(DEVICE=torch.device(DEVICE).type, dist=SimpleNamespace(**own))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main()
+    if here().rank == 0:
+        assert printed.getvalue().count("loss") == 3
+        assert printed.getvalue().endswith("NCCL has 536870912 bytes on the GPU for rank 0\n")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """The benchmark of the device engine's host time, as far as it goes without a GPU."""
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 
+import peer_memory
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from world import worlds_fixture
 
 from fastcoll._measure import summarise
 from fastcoll.bench import engine
@@ -34,6 +37,26 @@ def test_every_case():
             assert all(time.count == 2 and time.minimum > 0 for time in times.values())
             made = len(recording_device.log("launch")) - before
             assert made >= 2 * (2 + 2) * 3
+
+
+# Ranks whose kernels are interpreted.
+kernel_world = worlds_fixture(
+    "launcher", "without_nccl", "device_libraries", prepare=peer_memory.prepare
+)
+
+
+@on_ranks(1, world="kernel_world")
+def test_one_rank_launches_less_for_a_bucket():
+    device, launches = torch.device("recording:0"), {}
+    groups = {engine._COALESCED: dist.new_group(), engine._BUCKET: engine.bucket_group(device)}
+    assert "FASTCOLL_ALGO" not in os.environ
+    for case, group in groups.items():
+        call = call_of(case, group, device)
+        call()
+        recording_device.clear()
+        call()
+        launches[case] = len(recording_device.log("launch"))
+    assert 10 * launches[engine._BUCKET] < launches[engine._COALESCED], launches
 
 
 @on_ranks(1, world="nccl_world")

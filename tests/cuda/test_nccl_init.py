@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from suite_rules import bound, until
 from world import here
 
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.nccl_rendezvous import Rendezvous
+from fastcoll.cuda.nccl_rendezvous import Rendezvous, Start
 
 UNIQUE = bytes(range(128))
 
@@ -42,16 +42,23 @@ class Meeting:
         self.cancelled = Looks()
         self.outcomes: dict[int, Any] = {}
 
-    def rank(self, number: int, version: int = 22907) -> Rendezvous:
+    def rank(self, number: int, version: int = 22907, parents: Sequence[bytes] = ()) -> Rendezvous:
         end = time.monotonic() + self.timeout
-        member = Member("g", number, self.size)
-        return Rendezvous(self.store, member, 0, version, end, self.timeout, self.cancelled.is_set)
+        common = version, end, self.timeout, self.cancelled.is_set, parents
+        return Rendezvous(self.store, Member("g", number, self.size), 0, *common)
 
-    def run(self, ranks: list[int], versions: dict[int, int] | None = None, **others: Any) -> None:
+    def run(
+        self,
+        ranks: list[int],
+        versions: dict[int, int] | None = None,
+        parents: dict[int, list[bytes]] | None = None,
+        **others: Any,
+    ) -> None:
         def exchange(number: int) -> None:
             make_id: Callable[[], bytes] = others.get("make_id", lambda: UNIQUE)
             try:
-                meeting = self.rank(number, (versions or {}).get(number, 22907))
+                version = (versions or {}).get(number, 22907)
+                meeting = self.rank(number, version, (parents or {}).get(number, ()))
                 self.outcomes[number] = meeting.exchange(make_id)
             except Exception as error:
                 self.outcomes[number] = error
@@ -82,7 +89,27 @@ class Meeting:
 def test_all_get_the_id_of_rank_0(size):
     meeting = Meeting(size)
     meeting.run(list(range(size)))
-    assert meeting.end() == dict.fromkeys(range(size), UNIQUE)
+    assert meeting.end() == dict.fromkeys(range(size), Start(UNIQUE))
+
+
+@pytest.mark.parametrize(
+    ("parents", "chosen"),
+    [
+        (["ab", "ab", "ab"], "a"),
+        (["cba", "xab", "ab"], "b"),  # the order of rank 0 counts
+        (["ab", "c", "ab"], ""),
+        (["", "a", "a"], ""),
+        (["a", "a", ""], ""),
+        (["abcdefghij", "ji", "i"], ""),  # more than a record holds
+    ],
+)
+def test_all_split_the_first_communicator_of_rank_0_that_all_have(parents, chosen):
+    keys = {rank: [letter.encode() * 8 for letter in text] for rank, text in enumerate(parents)}
+    meeting = Meeting(3)
+    meeting.run([0, 1, 2], parents=keys)
+    (start,) = set(meeting.end().values())
+    assert start.parent == chosen.encode() * 8
+    assert (start.token == UNIQUE) == (not chosen)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +134,14 @@ def met_after(last: Meeting, first: list[int], others: list[int]) -> None:
     started = now.threads
     now.run(others)
     now.threads += started
-    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+    assert now.end() == dict.fromkeys(range(3), Start(UNIQUE))
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_restarted_rank_is_not_deceived_by_what_the_last_generation_left(first):
     last = Meeting(3)
     last.run([0, 1, 2], make_id=lambda: b"\xff" * 128)
-    assert last.end()[1] == b"\xff" * 128  # nothing was deleted
+    assert last.end()[1].token == b"\xff" * 128  # nothing was deleted
     met_after(last, [first], [rank for rank in range(3) if rank != first])
 
 

@@ -156,8 +156,7 @@ static Status point_to_point(Comm* comm, Operation* operations, size_t count) {
       if (moved) turn = 0;
     }
     if (!pending) return OK;
-    if (atomic_load(&comm->aborted))
-      return error(INTERNAL_ERROR, "rank %d was aborted", comm->rank);
+    if (is_aborted(comm)) return error(INTERNAL_ERROR, "rank %d was aborted", comm->rank);
     rest(turn);
   }
 }
@@ -192,7 +191,29 @@ static void* run(void* argument) {
   return NULL;
 }
 
-Status execute(Operation* operations, size_t count) {
+/// NCCL corrupts or hangs where two threads call communicators that share resources.
+static Status enter(Operation* operations, size_t count) {
+  Status status = OK;
+  for (size_t i = 0; i < count; ++i) {
+    Comm* comm = operations[i].comm;
+    bool known = false;
+    for (size_t j = 0; j < i; ++j) known = known || operations[j].comm->family == comm->family;
+    if (known || !comm->shares || atomic_fetch_add(&comm->family->busy, 1) == 0) continue;
+    status = error(INVALID_USAGE, "two threads call communicators that share resources");
+  }
+  return status;
+}
+
+static void leave_family(Operation* operations, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    Comm* comm = operations[i].comm;
+    bool known = false;
+    for (size_t j = 0; j < i; ++j) known = known || operations[j].comm->family == comm->family;
+    if (!known && comm->shares) atomic_fetch_sub(&comm->family->busy, 1);
+  }
+}
+
+static Status execute_alone(Operation* operations, size_t count) {
   Share* shares = calloc(count, sizeof *shares);
   pthread_t* threads = calloc(count, sizeof *threads);
   if (!shares || !threads) abort();
@@ -213,5 +234,12 @@ Status execute(Operation* operations, size_t count) {
   }
   free(shares);
   free(threads);
+  return status;
+}
+
+Status execute(Operation* operations, size_t count) {
+  Status status = enter(operations, count);
+  if (status == OK) status = execute_alone(operations, count);
+  leave_family(operations, count);
   return status;
 }

@@ -8,7 +8,8 @@
 //   faults.c      injected faults, the record of all calls, the text of the last error
 //   execute.c     executing one operation, or the operations of a group
 //   calls.c       exported: data movement and groups
-//   life.c        exported: life of communicators, and registrations
+//   life.c        exported: life of communicators
+//   memory.c      exported: memory, and registrations
 #pragma once
 
 #include <stdalign.h>
@@ -96,13 +97,22 @@ typedef struct {
   const void* address;
 } Factor;
 
+/// What communicators share by splitShare: never freed, as they are not.
+typedef struct {
+  _Atomic int aborted;  // ends the calls of all
+  _Atomic int busy;     // threads in calls: NCCL allows one
+  _Atomic uint64_t bytes;
+} Family;
+
 typedef struct Comm {
   uint64_t magic;  // MAGIC while it lives; never freed, so use after the end is detected
   int rank, size, device, number;
   const struct Comm* parent;  // of a split; its abort ends the split's init
   Shared* shared;
   uint64_t step;
-  _Atomic int aborted, calls, async_error, polls;
+  bool shares;  // its parts are of its family
+  Family* family;
+  _Atomic int calls, async_error, polls;
   struct Comm *part, **part_at;  // of a split in progress: written to part_at when polls is 0
   Factor factors[MAX_OPS];
 } Comm;
@@ -151,6 +161,8 @@ Status error(Status status, const char* format, ...) __attribute__((format(print
 void record(const char* name, const Comm* comm, const void* stream, uint64_t count, int type,
             int op, int root);
 void count_call(Comm* comm);
+
+bool is_aborted(const Comm* comm);
 
 // execute.c
 Status execute(Operation* operations, size_t count);

@@ -1,4 +1,4 @@
-// Exported functions: life of communicators, registrations, and calls that this library lacks.
+// Exported functions: life of communicators, and calls that this library lacks.
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,6 +40,8 @@ EXPORT Status ncclGetUniqueId(UniqueId* id) {
 
 static _Atomic int numbers;
 
+static const uint64_t MIB = 1 << 20;
+
 static Comm* new_comm(int size, int rank, int device) {
   Comm* comm = calloc(1, sizeof *comm);
   if (!comm) abort();
@@ -51,14 +53,39 @@ static Comm* new_comm(int size, int rank, int device) {
   return comm;
 }
 
+/// ncclConfig_t of NCCL 2.28.
+typedef struct {
+  size_t size;
+  unsigned magic, version;
+  int blocking, cga_cluster_size, min_ctas, max_ctas;
+  const char* net_name;
+  int split_share, traffic_class;
+  const char* comm_name;
+  int collnet_enable, cta_policy, shrink_share, nvls_ctas, channels_per_net_peer,
+      nvlink_centric_sched;
+} Config;
+
+/// Whether parts are of a communicator's family. NCCL's variable wins; a part without a config has
+/// its parent's.
+static bool shares(const Config* config, const Comm* parent) {
+  const char* given = getenv("NCCL_COMM_SPLIT_SHARE_RESOURCES");
+  if (given != NULL) return atoi(given) == 1;
+  if (config == NULL) return parent != NULL && parent->shares;
+  return config->size > offsetof(Config, split_share) && config->split_share == 1;
+}
+
 /// Like NCCL, it returns the communicator's handle before it waits for the other ranks.
 static Status create(Comm** out, int size, const UniqueId* id, int rank, const Comm* parent,
-                     const char* name) {
+                     const Config* config, const char* name) {
   if (!out || size < 1 || size > MAX_RANKS || rank < 0 || rank >= size) {
     return error(INVALID_ARGUMENT, "%s: rank %d of %d (at most %d)", name, rank, size, MAX_RANKS);
   }
   Comm* comm = new_comm(size, rank, parent ? parent->device : 0);
   comm->parent = parent;
+  comm->shares = shares(config, parent);
+  comm->family = parent && parent->shares ? parent->family : calloc(1, sizeof *comm->family);
+  if (!comm->family) abort();
+  atomic_fetch_add(&comm->family->bytes, parent && parent->shares ? MIB : 512 * MIB);
   record(name, comm, NULL, 0, -1, -1, rank);
   const Fault struck = fault(name);
   atomic_fetch_add(&comm->calls, 1);
@@ -75,18 +102,6 @@ static Status create(Comm** out, int size, const UniqueId* id, int rank, const C
   atomic_fetch_sub(&comm->calls, 1);
   return status == OK && struck.polls ? IN_PROGRESS : status;
 }
-
-/// ncclConfig_t of NCCL 2.28.
-typedef struct {
-  size_t size;
-  unsigned magic, version;
-  int blocking, cga_cluster_size, min_ctas, max_ctas;
-  const char* net_name;
-  int split_share, traffic_class;
-  const char* comm_name;
-  int collnet_enable, cta_policy, shrink_share, nvls_ctas, channels_per_net_peer,
-      nvlink_centric_sched;
-} Config;
 
 /// Records the fields that are set: first numbers, as counts, then texts, in the name. Reads only
 /// the caller's size.
@@ -140,11 +155,11 @@ static Status read_config(const Config* given) {
 EXPORT Status ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank,
                                      const Config* config) {
   const Status status = read_config(config);
-  return status != OK ? status : create(comm, size, &id, rank, NULL, "initRank");
+  return status != OK ? status : create(comm, size, &id, rank, NULL, config, "initRank");
 }
 
 EXPORT Status ncclCommInitRank(Comm** comm, int size, UniqueId id, int rank) {
-  return create(comm, size, &id, rank, NULL, "initRank");
+  return create(comm, size, &id, rank, NULL, NULL, "initRank");
 }
 
 typedef struct {
@@ -152,7 +167,7 @@ typedef struct {
   UniqueId id;
 } Choice;
 
-static Status split(Comm* parent, int color, int key, Comm** out) {
+static Status split(Comm* parent, int color, int key, Comm** out, const Config* config) {
   Line* lines = parent->shared->lines;
   Choice* own = (Choice*)lines[parent->rank].data;
   own->color = color;
@@ -171,7 +186,8 @@ static Status split(Comm* parent, int color, int key, Comm** out) {
   UniqueId id = {{0}};
   if (color >= 0) id = ((const Choice*)lines[leader].data)->id;
   if (status == OK) status = barrier(parent);
-  return status != OK || color < 0 ? status : create(out, size, &id, rank, parent, "splitInit");
+  return status != OK || color < 0 ? status
+                                   : create(out, size, &id, rank, parent, config, "splitInit");
 }
 
 /// Like NCCL with nonblocking communicators: the caller's pointer stays NULL until the parent, not
@@ -196,7 +212,7 @@ EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, const Co
   atomic_fetch_add(&comm->calls, 1);
   status = struck.hang           ? hang(comm, "split")
            : struck.status != OK ? struck.status
-                                 : split(comm, color, key, out);
+                                 : split(comm, color, key, out, config);
   atomic_fetch_sub(&comm->calls, 1);
   return status == OK && struck.polls ? split_later(comm, out, struck.polls) : status;
 }
@@ -236,7 +252,7 @@ EXPORT Status ncclCommAbort(Comm* comm) {
   const Fault struck = fault("abort");
   while (struck.hang) rest(100);
   if (struck.status != OK) return struck.status;
-  atomic_store(&comm->aborted, 1);
+  atomic_store(&comm->family->aborted, 1);
   end(comm);
   return OK;
 }
@@ -300,59 +316,6 @@ EXPORT Status ncclRedOpDestroy(int op, Comm* comm) {
   return OK;
 }
 
-EXPORT Status ncclMemAlloc(void** address, size_t bytes) {
-  record("memAlloc", NULL, NULL, bytes, -1, -1, -1);
-  *address = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return *address ? OK : error(SYSTEM_ERROR, "no memory of %lu bytes", (unsigned long)bytes);
-}
-
-EXPORT Status ncclMemFree(void* address) {
-  record("memFree", NULL, NULL, 0, -1, -1, -1);
-  free(address);
-  return OK;
-}
-
-EXPORT Status ncclCommRegister(Comm* comm, void* address, size_t bytes, void** handle) {
-  record("register", comm, NULL, bytes, -1, -1, -1);
-  Status status = alive(comm, "register");
-  if (status == OK) status = fault("register").status;
-  if (status != OK) return status;
-  *handle = malloc(1);
-  return address && *handle ? OK : error(INVALID_ARGUMENT, "register: no address");
-}
-
-EXPORT Status ncclCommDeregister(Comm* comm, void* handle) {
-  record("deregister", comm, NULL, 0, -1, -1, -1);
-  if (!handle) return error(INVALID_ARGUMENT, "deregister: no handle");
-  Status status = alive(comm, "deregister");
-  if (status == OK) status = fault("deregister").status;
-  if (status == OK) free(handle);
-  return status;
-}
-
-/// All ranks call it.
-EXPORT Status ncclCommWindowRegister(Comm* comm, void* address, size_t bytes, void** window,
-                                     int flags) {
-  record("windowRegister", comm, NULL, bytes, -1, -1, flags);
-  Status status = alive(comm, "windowRegister");
-  if (status == OK && (uintptr_t)address % 4096 != 0) {
-    status = error(INVALID_ARGUMENT, "windowRegister: %p is no multiple of 4096", address);
-  }
-  if (status == OK) {
-    atomic_fetch_add(&comm->calls, 1);
-    status = barrier(comm);
-    atomic_fetch_sub(&comm->calls, 1);
-  }
-  if (status == OK) *window = malloc(1);
-  return status;
-}
-
-EXPORT Status ncclCommWindowDeregister(Comm* comm, void* window) {
-  record("windowDeregister", comm, NULL, 0, -1, -1, -1);
-  free(window);
-  return alive(comm, "windowDeregister");
-}
-
 #define MISSING(Name)                                             \
   EXPORT Status Name(void) {                                      \
     return error(INVALID_USAGE, "the stand-in has no %s", #Name); \
@@ -368,7 +331,6 @@ MISSING(ncclCommGetUniqueId)
 MISSING(ncclCommInitRankScalable)
 MISSING(ncclCommSuspend)
 MISSING(ncclCommResume)
-MISSING(ncclCommMemStats)
 MISSING(ncclAlltoAll)
 MISSING(ncclGather)
 MISSING(ncclScatter)

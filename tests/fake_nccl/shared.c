@@ -80,10 +80,14 @@ void release(void) {
   atomic_fetch_add(&released, 1);
 }
 
+bool is_aborted(const Comm* comm) {
+  return atomic_load(&comm->family->aborted);
+}
+
 /// Waits until the communicator is aborted, or release() is called.
 Status hang(Comm* comm, const char* name) {
   const int before = atomic_load(&released);
-  while (!atomic_load(&comm->aborted) && atomic_load(&released) == before) rest(100);
+  while (!is_aborted(comm) && atomic_load(&released) == before) rest(100);
   return error(INTERNAL_ERROR, "%s was aborted", name);
 }
 
@@ -94,7 +98,7 @@ static Status fail_to_join(Comm* comm, const UniqueId* id, Status status) {
 }
 
 static bool given_up(const Comm* comm) {
-  return atomic_load(&comm->aborted) || (comm->parent && atomic_load(&comm->parent->aborted));
+  return is_aborted(comm) || (comm->parent && is_aborted(comm->parent));
 }
 
 /// With FAKE_NCCL_ONE_GPU all ranks are on one GPU, and NCCL refuses two of a host.
@@ -160,8 +164,7 @@ Status barrier(Comm* comm) {
   atomic_store(&comm->shared->lines[comm->rank].step, ++comm->step);
   for (int rank = 0; rank < comm->size; ++rank) {
     for (unsigned turn = 0; atomic_load(&comm->shared->lines[rank].step) < comm->step; ++turn) {
-      if (atomic_load(&comm->aborted))
-        return error(INTERNAL_ERROR, "rank %d was aborted", comm->rank);
+      if (is_aborted(comm)) return error(INTERNAL_ERROR, "rank %d was aborted", comm->rank);
       rest(turn);
     }
   }

@@ -26,6 +26,20 @@ def gpu() -> None:
 # Ranks that share a GPU and reach each other by NCCL over sockets.
 gpu_world = worlds_fixture("gpu", prepare=first_gpu, environ=_ENVIRON)
 
+# Ranks that share a GPU as if each had its own: they reach each other through memory, so no socket closes with one.
+gpu_memory_world = worlds_fixture(
+    "gpu",
+    prepare=first_gpu,
+    environ={
+        "FASTCOLL_ERROR_HANDLING": "raise",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch's backend too leaves the process alive
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MAX_CTAS": "1",
+    },
+)
+
 # They also map memory of each other.
 gpu_peer_world = worlds_fixture(
     "gpu",

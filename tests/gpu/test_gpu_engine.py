@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from backend import all_gather_single
 from engine_cases import BETWEEN, CASES
+from killed import killed
 from on_ranks import on_ranks
 from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
@@ -177,3 +178,15 @@ def test_blocking_wait():
     for _ in range(3):
         dist.all_reduce(x, dist.ReduceOp.AVG, group=own)
         assert torch.cuda.current_stream().query()
+
+
+@pytest.mark.parametrize("backend", ["fastcoll", "nccl"])
+def test_a_killed_rank_whose_memory_stays_mapped(backend, gpu_memory_world):
+    """Prints which backend names a rank that is killed beside it, and when; without an error, the calls hang."""
+    if (version := torch.cuda.nccl.version()) < (2, 30, 3):
+        pytest.skip(f"NCCL {version} lets ranks of a host share no GPU")
+    text, seconds = gpu_memory_world(2).run(killed, backend, DEVICE, 10.0, dying=[1], deadline=90)[
+        0
+    ]
+    print(f"a killed rank: {backend}, after {seconds:.1f} s: {text or 'no error'}")
+    assert backend == "nccl" or "rank 1" in text

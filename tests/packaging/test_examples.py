@@ -117,6 +117,11 @@ def test_fsdp2(launcher, tmp_path):
     assert printed[-2:] == printed[-4:-2], "the steps after the load differ"
 
 
+def test_shared_gpu(launcher, tmp_path):
+    printed = ranks(launcher, tmp_path, "shared_gpu.py", size=4)
+    assert shapes(printed) == shapes(expected("shared_gpu.py"))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "arguments"),

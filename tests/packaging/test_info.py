@@ -105,3 +105,18 @@ def test_a_check_that_fails_is_an_answer(monkeypatch):
     (answer,) = _checks.run_checks()
     assert answer.pop("remedy")
     assert answer == {"part": "weather", "available": False, "detail": "OSError: rain"}
+
+
+@pytest.mark.parametrize(
+    ("communicators", "kin", "text"),
+    [
+        ([512, 100], [], ", NCCL 512 MiB, 100 MiB"),
+        ([515], ["1", "2"], ", NCCL 515 MiB with '1', '2'"),
+        ([None], ["1"], ""),  # an NCCL that does not count
+        ([], [], ""),
+    ],
+)
+def test_a_group_is_printed_with_the_memory_of_its_communicators(communicators, kin, text):
+    bytes_of = [None if size is None else size << 20 for size in communicators]
+    group = {"communicators": [{"name": "", "bytes": count} for count in bytes_of]}
+    assert info._memory({**group, "shares_with": kin}) == text

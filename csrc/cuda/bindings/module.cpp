@@ -164,7 +164,24 @@ void bindNccl(py::module_& m) {
       .def(py::init<std::map<int, pid_t>>(), py::arg("pids"))
       .def("ended", &PeerProcesses::ended);
   py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
-      .def(py::init<>())
+      .def(py::init<std::string>(), py::arg("group") = "")
+      .def("join", &Communicators::join, py::arg("other"), py::call_guard<py::gil_scoped_release>())
+      .def("end_family", &Communicators::endFamily, py::arg("cause"),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("family",
+                             [](const Communicators& all) {
+                               return reinterpret_cast<std::uintptr_t>(all.family().get());
+                             })
+      .def("memory",
+           [](const Communicators& all) {
+             std::vector<std::pair<std::string, std::optional<std::int64_t>>> found;
+             const py::gil_scoped_release unlocked;
+             for (const CommunicatorMemory& one : all.memory()) {
+               found.emplace_back(one.name,
+                                  one.bytes < 0 ? std::nullopt : std::optional(one.bytes));
+             }
+             return found;
+           })
       .def("add", &Communicators::add, py::arg("calls"), py::arg("device"), py::arg("name"),
            py::arg("instance"), py::arg("peer"), py::call_guard<py::gil_scoped_release>())
       .def("remove", &Communicators::remove, py::arg("calls"),

@@ -101,6 +101,7 @@ class PythonLibrary : public DeviceLibrary {
 
   void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
+    throwFamilyFault();
     if (communicators_->aborted()) throwAborted();
     const auto own = pair < 0 ? plannerOf(stream) : Planner();
     if (own.plans == nullptr) return byNccl(launch.requests, stream, pair);
@@ -181,9 +182,19 @@ class PythonLibrary : public DeviceLibrary {
     return found == planners_.end() ? Planner() : found->second;
   }
 
+  void throwFamilyFault() const {
+    const std::string cause = communicators_->familyFault();
+    if (!cause.empty()) throw Error(ErrorKind::Backend, cause);
+  }
+
   void byNccl(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair) {
     const auto calls = communicators_->find(stream.device_index(), pair);
-    if (calls != nullptr) return calls->issue(requests, handleOf(stream));
+    try {
+      if (calls != nullptr) return calls->issue(requests, handleOf(stream));
+    } catch (const Error&) {
+      throwFamilyFault();  // the reason, if it ended this call
+      throw;
+    }
     if (communicators_->aborted()) throwAborted();
     throw Error(ErrorKind::Value,
                 "internal error: there is no communicator of NCCL. Please report this.");
