@@ -115,7 +115,9 @@ class PythonLibrary : public DeviceLibrary {
       if (captured) plans->pin(one.placed, capture);
       const bool usesPeers = one.placed->plan->usesPeers;
       if (usesPeers) plans->follow(stream, capture);
-      one.placed->plan->run(one.placed->places, *calls, stream.native_handle());
+      const auto& options = requests[one.requests[0]].options;
+      const std::uintptr_t squares = options == nullptr ? 0 : options->squares;
+      one.placed->plan->run(one.placed->places, squares, *calls, stream.native_handle());
       if (usesPeers) plans->launched(stream, capture);
     }
   }
@@ -283,7 +285,7 @@ class PythonLibrary : public DeviceLibrary {
     const auto& given = request.options;
     if (given == nullptr) return py::tuple();
     return py::make_tuple(given->wire ? dtypeOf(*given->wire) : py::object(py::none()),
-                          given->scale, given->algorithm, given->fuse);
+                          given->scale, given->algorithm, given->fuse, given->squares != 0);
   }
 
   static std::uintptr_t handleOf(const c10::Stream& stream) {
