@@ -209,6 +209,7 @@ def _composed(
     """
     group = settings.process_group
     share = None if squares is None else squares.new_share(tensor)
+    place = dist.get_rank(group), dist.get_world_size(group)
     op, sent = settings.op, tensor
     if settings.average and _sums_only(group, tensor.device):
         op = dist.ReduceOp.SUM
@@ -222,7 +223,7 @@ def _composed(
         if sent is not tensor:
             tensor.copy_(used_here(sent))
         if share is not None:
-            _measure([tensor], share, group)
+            _measure([tensor], share, *place)
 
     if sent is tensor and share is None:
         return BucketReduction(work, None)
@@ -253,19 +254,20 @@ def _listed(
         count, left = kernels.measured(sizes, first.dtype, op, wire)
     sums = squares.new_sums(count, first.device) if count else None
     share = squares.new_share(first) if left or not count else None
+    place = dist.get_rank(group), dist.get_world_size(group)
     work = backend.all_reduce_list(tensors, settings.op, True, wire_dtype=wire, squares=sums)
 
     def finish() -> None:
         if share is not None:
-            _measure([tensors[index] for index in left], share, group)
+            _measure([tensors[index] for index in left], share, *place)
 
     written = [one for one in (sums, share) if one is not None]
     return BucketReduction(work, None if share is None else finish, written)
 
 
-def _measure(tensors: Sequence[Tensor], square: Tensor, group: ProcessGroup | None) -> None:
-    """Sets the sum of squares of this rank's share of tensors."""
-    share = _share_of_list(tensors, dist.get_rank(group), dist.get_world_size(group))
+def _measure(tensors: Sequence[Tensor], square: Tensor, rank: int, ranks: int) -> None:
+    """Sets the sum of squares of a rank's share of tensors."""
+    share = _share_of_list(tensors, rank, ranks)
     # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
     if share:
         norms = torch._foreach_norm([_real(part) for part in share], dtype=torch.float64)
