@@ -5,6 +5,7 @@ import math
 import os
 from collections import Counter
 
+import peer_memory
 import pytest
 import recording_device
 import torch
@@ -14,6 +15,7 @@ from peer_memory import DEVICE
 from suite_rules import full
 
 from fastcoll._group_backend import all_gather_flat
+from fastcoll.cuda import selector
 from fastcoll.ddp import GradientSynchronizer, squares
 
 SMALL = (5, 0, 300, 2049, 1, 33, 4097)
@@ -129,6 +131,26 @@ def test_the_norm_is_that_of_the_reduced_gradients(size, algorithm, wire, dtype,
     assert len(exchanged) == (2 if measures != KERNELS and size > 1 else 0)
     assert bool(synchronizer._squares._used) == (measures != SHARES)
     assert bool(synchronizer._squares._shares) == (measures != KERNELS)
+
+
+@pytest.mark.parametrize("algorithm", ["nccl", "two_shot"])
+@on_ranks(2, world="peer_world", fresh=True)
+def test_a_list_of_several_buckets_keeps_the_sums_of_each(algorithm):
+    os.environ["FASTCOLL_ALGO"] = algorithm
+    whole, selector._BUCKET_BYTES = selector._BUCKET_BYTES, 8192
+    try:
+        model = Weights(SMALL, torch.float32)
+        synchronizer = GradientSynchronizer(model, wire_dtype=torch.float16, gradient_norm=True)
+        stepped(model, inputs_of(SMALL, torch.float32, 0))
+        (plan,) = peer_memory.reduces_of().plans.values()
+        assert (
+            len(plan.parts) == 3
+        )  # over mapped memory, the first is a tensor alone, measured by shares
+        norm = synchronizer.grad_norm()
+        torch.testing.assert_close(norm.cpu(), expected_norm(model), rtol=1e-13, atol=0)
+        assert_on_all_ranks(norm)
+    finally:
+        selector._BUCKET_BYTES = whole
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
