@@ -58,7 +58,7 @@ def test_addresses_beyond_32_bits(device, name):
     if name == "flatten":
         arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits)
     else:
-        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits)
+        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0)
     prepared(table[first, second], device, 2, arguments)()
     assert same_numbers(target, source.to(second))
 
