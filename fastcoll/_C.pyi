@@ -259,6 +259,7 @@ class ProcessGroupFastcoll(Backend):
         scale: float = 1.0,
         algorithm: str = "",
         fuse: bool | None = None,
+        squares: torch.Tensor | None = None,
     ) -> Work | None:
         """Reduces tensors in place, like torch's allreduce_coalesced, but of one or several dtypes.
 
@@ -270,6 +271,8 @@ class ProcessGroupFastcoll(Backend):
             scale: Device tensors only: factor of the results, applied before they are rounded.
             algorithm: Device tensors only: the algorithm, in place of FASTCOLL_ALGO.
             fuse: Device tensors only: whether to reduce them as one bucket. None: if they are many and small.
+            squares: Device tensors only: float64, dense, on their device, of ``AllReduces.measured`` elements. Their
+                sum becomes that of the results' squares, with equal bits on all ranks.
         """
 
     def all_reduce_fused(

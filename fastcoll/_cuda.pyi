@@ -202,6 +202,7 @@ class Launch:
         held: object,
         source_at: int = -1,
         out_at: int = -1,
+        squares_at: int = -1,
         pieces: tuple[int, int, int, int, int, int] | None = None,
     ) -> None: ...
     def fixed(self) -> Launch:

@@ -13,10 +13,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["GRAIN", "BucketLayout", "address_table", "require_apart"]
+__all__ = ["BLOCK", "GRAIN", "PIECE", "BucketLayout", "address_table", "require_apart"]
 
 GRAIN = 16
 """Elements: parts of messages and buckets begin at multiples of this, so they are aligned in every dtype."""
+
+# Eight elements for each thread are two 128-bit loads of float32 in flight, and eight programs fit on a multiprocessor
+# (32 registers a thread). On an H200 the gradients of GPT-2 medium are copied 3 % faster than with twice the block.
+BLOCK = 2048
+"""Elements of a program of the kernels that copy between tensors and a bucket."""
+
+PIECE = 8192
+"""Elements of a bucket that one rank reduces for the others, at most."""
 
 
 def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:

@@ -1,7 +1,8 @@
 """Triton kernels: the arithmetic around a collective on CUDA tensors. Installed as fastcoll.kernels.
 
-    flatten.py    many tensors into one flat bucket, scaled and cast: Flatten; the way back: Unflatten
+    flatten.py    many tensors into one flat bucket, scaled and cast: Flatten; the way back, also measured: Unflatten
     reduce.py     k buffers into one: prepare_reduce
+    norm.py       the norm of gradients, and what clipping needs: prepare_norm
 
     peers.py           peer-mapped memory: PeerLayout, PeerBuffers, PeerFault
     staged.py          all-reduce: every rank reads all messages (one_shot), or reduces its share and then fetches the

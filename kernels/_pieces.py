@@ -213,7 +213,7 @@ def _sum_of(
 def _reduce_block(
     addresses, world, offset, start, length, scale, average, shared, out, factors,
     SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, MEASURES: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
@@ -224,13 +224,18 @@ def _reduce_block(
     if WIRE != MESSAGE:
         result = narrow(widen(result, WIRE, tl.float32), MESSAGE)
     tl.store(pointer(out, MESSAGE, WIDE) + at, result, mask=there)
+    if MEASURES:
+        written = widen(result, MESSAGE, tl.float64)
+        return tl.sum(written * written)  # 0 where `there` is false
+    else:
+        return tl.zeros([], tl.float64)
 
 
 @triton.jit
 def reduce_piece(
     addresses, world, offset, length, aligned, scale, average, shared, out,
     SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, BLOCK: tl.constexpr,
-    SPAN: tl.constexpr = SPAN, factors=None,
+    SPAN: tl.constexpr = SPAN, factors=None, MEASURES: tl.constexpr = False,
 ):  # fmt: skip
     """Sums `length` elements of all ranks by one tree and rounds the scaled result once, to WIRE.
 
@@ -238,16 +243,18 @@ def reduce_piece(
     result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is a scalar of the
     accumulate dtype, `average` a float64 scalar. `factors` is the address of the float64 by which each rank's elements
     are multiplied first, or 0. `aligned`: all pieces, `shared` and `out` are at multiples of 16 bytes. The tree is that
-    of the CPU for up to 3 SPAN ranks.
+    of the CPU for up to 3 SPAN ranks. Returns the sum of the result's squares in float64 if MEASURES, else 0.
     """
     most = whole(length, aligned)
+    square = tl.zeros([], tl.float64)
     for start in range(0, most, BLOCK):
-        _reduce_block(
+        square += _reduce_block(
             addresses, world, offset, start, most, scale, average, shared, out, factors,
-            SHARE, WIRE, MESSAGE, True, BLOCK, SPAN,
+            SHARE, WIRE, MESSAGE, True, BLOCK, SPAN, MEASURES,
         )  # fmt: skip
     for start in range(most, length, BLOCK // NARROW):
-        _reduce_block(
+        square += _reduce_block(
             addresses, world, offset, start, length, scale, average, shared, out, factors,
-            SHARE, WIRE, MESSAGE, False, BLOCK // NARROW, SPAN,
+            SHARE, WIRE, MESSAGE, False, BLOCK // NARROW, SPAN, MEASURES,
         )  # fmt: skip
+    return square

@@ -9,6 +9,8 @@ Rank k % n reduces the k-th block of a channel, in place in its bucket, and the 
 
 Bytes for a bucket of W bytes in the wire dtype and tensors of S bytes: reads W / n of each rank, writes W / n and
 S / n; then reads W / n of each other rank and writes the rest of S: over the link 2 (n - 1) W / n.
+If it measures, the rank that reduces a block also sums the squares of what it writes, in float64. The sum lies behind
+its bucket, and the others fetch it with the block, 8 bytes. So all ranks get equal bits, wherever their tensors lie.
 Bound: those bytes over the link, plus three exchanges of flags. After the last exchange no rank reads this rank's
 bucket, so it can be refilled, and the launch can be captured and replayed.
 
@@ -26,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import BucketLayout, address_table
+from fastcoll.buckets import PIECE, BucketLayout, address_table
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, addressed
@@ -40,7 +42,7 @@ from fastcoll.kernels._peer_launch import (
     signature_of,
     types_of,
 )
-from fastcoll.kernels._pieces import copy_four, reduce_piece
+from fastcoll.kernels._pieces import as_mask, copy_four, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -48,9 +50,6 @@ if TYPE_CHECKING:
     from fastcoll._load_cuda import CUDA
 
 __all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
-
-_PIECE = 8192
-"""Elements of a block of the bucket."""
 
 
 @triton.jit
@@ -86,12 +85,27 @@ def _peers_block(
 
 
 @triton.jit
+def _fetch_square(buckets, squares_offset, squares, rank, world, block, blocks, turn):
+    """Copies the sum of a block's squares from its owner, unless this rank owns it."""
+    owner = turn % world
+    fetches = as_mask((block < blocks) & (owner != rank))
+    source = addressed(tl.load(buckets + owner) + squares_offset, tl.float64) + block
+    square = tl.load(source, mask=fetches, other=0.0, cache_modifier=".cg")
+    tl.store(addressed(squares, tl.float64) + block, square, mask=fetches)
+
+
+@triton.jit
 def bucket_kernel(
     block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
-    scale, divisor, limit,
+    scale, divisor, limit, squares_offset, squares,
     WIRE: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    MEASURES: tl.constexpr,
 ):  # fmt: skip
-    """One rank's part, a program per channel; see the head of the file."""
+    """One rank's part, a program per channel; see the head of the file.
+
+    If MEASURES, the sums of squares lie `squares_offset` bytes behind the beginning of a bucket, and all go to the
+    address `squares`.
+    """
     channel = tl.program_id(0)
     peers = table_at(peers)
     buckets = table_at(buckets)
@@ -113,10 +127,13 @@ def bucket_kernel(
                 block_map, sizes, bucket_row, output_row, block, item, size, PIECE
             )
             wide = (((own + offset) | out) % 16 == 0).to(tl.int32)
-            reduce_piece(
+            square = reduce_piece(
                 buckets, world, offset, length, wide, factor, average,
-                own + offset, out, True, WIRE, OUTPUT, BLOCK,
+                own + offset, out, True, WIRE, OUTPUT, BLOCK, MEASURES=MEASURES,
             )  # fmt: skip
+            if MEASURES:
+                tl.store(addressed(own + squares_offset, tl.float64) + block, square)
+                tl.store(addressed(squares, tl.float64) + block, square)
         turn += 1
         block += channels
     if alive:
@@ -147,6 +164,12 @@ def bucket_kernel(
                 (wide0, wide1, wide2, wide3),
                 WIRE, OUTPUT, BLOCK,
             )  # fmt: skip
+            if MEASURES:
+                for ahead in tl.static_range(4):
+                    _fetch_square(
+                        buckets, squares_offset, squares, rank, world,
+                        block + ahead * channels, blocks, turn + ahead,
+                    )  # fmt: skip
             turn += 4
             block += 4 * channels
     if alive:
@@ -156,16 +179,17 @@ def bucket_kernel(
 
 
 @functools.cache
-def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
+def _configuration(wire: torch.dtype, output: torch.dtype, measures: bool) -> Configuration:
     return Configuration(
-        name=f"bucket_all_reduce {types_of(wire, output)}",
+        name=f"bucket_all_reduce {types_of(wire, output)}" + " measured" * measures,
         kernel=bucket_kernel,
         signature=signature_of(bucket_kernel),
         constexprs={
             "WIRE": ELEMENT[wire],
             "OUTPUT": ELEMENT[output],
             "BLOCK": block_of(output, wire),
-            "PIECE": _PIECE,
+            "PIECE": PIECE,
+            "MEASURES": measures,
         },
         num_warps=WARPS,
         options=OPTIONS,
@@ -175,7 +199,8 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
 def configurations() -> Iterator[Configuration]:
     """Yields all configurations that ``BucketAllReduce`` can launch."""
     for output, wire in PAIRS:
-        yield _configuration(wire, output)
+        for measures in (False, True):
+            yield _configuration(wire, output, measures)
 
 
 class BucketAllReduce:
@@ -187,7 +212,9 @@ class BucketAllReduce:
         dtype: Dtype of the tensors: that of the buckets, or float32 for bfloat16 and float16.
         peers: The ranks' buffers.
         buckets: Address of each rank's bucket, as this rank's device maps it, at multiples of 16 bytes: int64
-            [world size] on the device.
+            [world size] on the device. If it measures, ``layout.blocks(PIECE)`` float64 lie behind each, at a multiple
+            of 16 bytes.
+        measures: Whether to sum the squares of what is written.
 
     Raises:
         ValueError: Kernels cannot run on that device.
@@ -200,13 +227,15 @@ class BucketAllReduce:
         dtype: torch.dtype,
         peers: PeerBuffers,
         buckets: Tensor,
+        measures: bool = False,
     ) -> None:
         self._peers = peers
-        self._blocks = layout.blocks(_PIECE)
-        self._configuration = _configuration(wire_dtype, dtype)
+        self._blocks = layout.blocks(PIECE)
+        self._squares_offset = -(-layout.elements * wire_dtype.itemsize // 16) * 16
+        self._configuration = _configuration(wire_dtype, dtype, measures)
         kernel_on(self._configuration, peers.device)
         self._tables = (
-            layout.block_map(_PIECE, peers.device),
+            layout.block_map(PIECE, peers.device),
             layout.device_sizes(peers.device),
             buckets,
             layout.byte_offsets(wire_dtype, peers.device),
@@ -218,6 +247,7 @@ class BucketAllReduce:
         *,
         op: str = "sum",
         scale: float = 1.0,
+        squares: int = 0,
     ) -> CUDA.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
@@ -225,6 +255,8 @@ class BucketAllReduce:
             tensors: The layout's tensors; each dense, none overlapping another, none in a bucket.
             op: "sum" or "avg".
             scale: Factor of the result, applied before rounding.
+            squares: If it measures: address of a float64 for each of ``layout.blocks(PIECE)`` blocks, in order. A plan
+                adds the address of its call.
 
         Raises:
             RuntimeError: The buffers are closed.
@@ -237,7 +269,8 @@ class BucketAllReduce:
         arguments = (
             *(block_map, sizes, self._blocks, peers.table.data_ptr(), buckets, bucket_row),
             *(row.data_ptr(), peers.rank, peers.world_size, programs),
-            *(*arithmetic(op, scale, peers), peers.limit),
+            *(*arithmetic(op, scale, peers), peers.limit, self._squares_offset, squares),
         )
         held = (self._tables, row, peers)
-        return prepared(self._configuration, peers.device, programs, arguments, held, out_at=6)
+        places = {"out_at": 6, "squares_at": 14}
+        return prepared(self._configuration, peers.device, programs, arguments, held, **places)

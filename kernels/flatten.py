@@ -4,7 +4,8 @@
     tensor[t][i] = cast(scale * bucket[offset[t] + i])         Unflatten
 
 One launch for any number of tensors. Bytes: each element is read once and written once, so
-elements * (tensor itemsize + wire itemsize), and 24 bytes of tables for each block of 2048 elements.
+elements * (tensor itemsize + wire itemsize), and 24 bytes of tables for each block of 2048 elements. Unflatten can
+also sum the squares of what it writes, after rounding: in float64, 8 bytes more for each block.
 Bound: the bandwidth of device memory; a copy of as many bytes takes at least as long.
 """
 
@@ -18,13 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import BucketLayout, address_table
+from fastcoll.buckets import BLOCK, BucketLayout, address_table
 from fastcoll.kernels._arithmetic import factor_of
 from fastcoll.kernels._blocks import element_address, is_wide, load, locate, store
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import PAIRS, dtype_name
+from fastcoll.kernels._dtypes import PAIRS, addressed, dtype_name, narrow, widen
 from fastcoll.kernels._launch import kernel_on, prepared
-from fastcoll.kernels._plan import BLOCK, block_configuration, double_bits
+from fastcoll.kernels._plan import block_configuration, double_bits
 
 if TYPE_CHECKING:
     from fastcoll._load_cuda import CUDA
@@ -59,6 +60,26 @@ def move_block(
 
 
 @triton.jit
+def move_and_measure(
+    source, target, left, factor,
+    INPUT: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As ``move_block``; returns the sum of the squares of what it writes, in float64.
+
+    In float64 no square of a float32 overflows. Both branches share one sum, so its order does not depend on the
+    addresses, which differ between ranks.
+    """
+    if is_wide(source | target, left, BLOCK):
+        values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
+        store(target, left, values, OUTPUT, BLOCK, True)
+    else:
+        values = load(source, left, INPUT, ACCUMULATE, BLOCK, False) * factor
+        store(target, left, values, OUTPUT, BLOCK, False)
+    written = widen(narrow(values, OUTPUT), OUTPUT, tl.float64)
+    return tl.sum(written * written)
+
+
+@triton.jit
 def flatten_kernel(
     block_map,
     sizes,
@@ -88,25 +109,44 @@ def unflatten_kernel(
     input_row,
     output_row,
     scale_bits,
+    squares,
     INPUT: tl.constexpr,
     OUTPUT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
+    MEASURES: tl.constexpr,
 ):
-    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and the factor's bits."""
+    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and the factor's bits.
+
+    `squares` is the address of a float64 for each block, which is set if MEASURES.
+    """
     tensor, start, left = locate(block_map, sizes, BLOCK)
     source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
     target = element_address(0, output_row, tensor, start, OUTPUT)
     factor = factor_of(scale_bits, ACCUMULATE)
-    move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
+    if MEASURES:
+        square = move_and_measure(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK)
+        tl.store(addressed(squares, tl.float64) + tl.program_id(0), square)
+    else:
+        move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
 
 
-def _table(name: str, kernel: Any, pairs: Sequence[tuple[torch.dtype, torch.dtype]]) -> _Table:
+def _table(
+    name: str,
+    kernel: Any,
+    pairs: Sequence[tuple[torch.dtype, torch.dtype]],
+    end: str = "",
+    **constexprs: object,
+) -> _Table:
     """Returns the configuration of each pair of dtypes, from and to."""
     return {
         (source, target): block_configuration(
-            f"{name} {dtype_name(source)}->{dtype_name(target)}", kernel, source, target
+            f"{name} {dtype_name(source)}->{dtype_name(target)}{end}",
+            kernel,
+            source,
+            target,
+            **constexprs,
         )
         for source, target in pairs
     }
@@ -120,14 +160,13 @@ class _Move:
     def __init__(
         self,
         layout: BucketLayout,
-        source: torch.dtype,
-        target: torch.dtype,
+        configuration: Configuration,
         wire: torch.dtype,
         device: torch.device | str,
     ) -> None:
         device = torch.device(device)
         self.layout = layout
-        self._configuration = self.table[source, target]
+        self._configuration = configuration
         self._device = device
         kernel_on(self._configuration, device)
         self._grid = layout.blocks(BLOCK)
@@ -142,10 +181,10 @@ class _Move:
         return address_table([tensor.data_ptr() for tensor in tensors], self._device)
 
     def _prepared(
-        self, places: tuple[int, ...], scale: float, row: Tensor, **at: int
+        self, places: tuple[int, ...], scale: float, row: Tensor, *more: int, **at: int
     ) -> CUDA.Launch:
-        """Returns the launch; `at`: the index of the address table among the kernel's arguments."""
-        every = (*self._tables, *places, double_bits(scale))
+        """Returns the launch; `more`: arguments behind the factor; `at`: indices of arguments that a plan replaces."""
+        every = (*self._tables, *places, double_bits(scale), *more)
         held = (self.layout, row)
         return prepared(self._configuration, self._device, self._grid, every, held, **at)
 
@@ -173,7 +212,7 @@ class Flatten(_Move):
         wire_dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        super().__init__(layout, dtype, wire_dtype, wire_dtype, device)
+        super().__init__(layout, self.table[dtype, wire_dtype], wire_dtype, device)
 
     def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> CUDA.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
@@ -197,12 +236,15 @@ class Unflatten(_Move):
         dtype: Dtype of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest
             even.
         device: Device of all tensors.
+        measures: Whether to sum the squares of what is written.
 
     Raises:
         ValueError: Kernels cannot run on that device.
     """
 
-    table = _table("unflatten", unflatten_kernel, [(wire, dtype) for dtype, wire in _PAIRS])
+    _back = tuple((wire, dtype) for dtype, wire in _PAIRS)
+    table = _table("unflatten", unflatten_kernel, _back, MEASURES=False)
+    measuring = _table("unflatten", unflatten_kernel, _back, " measured", MEASURES=True)
 
     def __init__(
         self,
@@ -210,23 +252,29 @@ class Unflatten(_Move):
         wire_dtype: torch.dtype,
         dtype: torch.dtype,
         device: torch.device | str,
+        measures: bool = False,
     ) -> None:
-        super().__init__(layout, wire_dtype, dtype, wire_dtype, device)
+        table = self.measuring if measures else self.table
+        super().__init__(layout, table[wire_dtype, dtype], wire_dtype, device)
 
-    def prepare(self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> CUDA.Launch:
+    def prepare(
+        self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0, squares: int = 0
+    ) -> CUDA.Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
             bucket: Contiguous, at least ``layout.elements``.
             tensors: The layout's tensors; each dense, none overlapping another.
             scale: Factor.
+            squares: If it measures: address of a float64 for each of ``layout.blocks(BLOCK)`` blocks, in order. A plan
+                adds the address of its call.
         """
         row = self._row(tensors)
         places = (bucket.data_ptr(), self._offsets, row.data_ptr())
-        return self._prepared(places, scale, row, out_at=4)
+        return self._prepared(places, scale, row, squares, out_at=4, squares_at=6)
 
 
 def configurations() -> Iterator[Configuration]:
     """Yields all configurations that ``Flatten`` and ``Unflatten`` can launch."""
-    for each in (Flatten, Unflatten):
-        yield from each.table.values()
+    for table in (Flatten.table, Unflatten.table, Unflatten.measuring):
+        yield from table.values()

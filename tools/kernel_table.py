@@ -20,10 +20,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-KERNEL_MODULES = ("flatten", "reduce", "staged", "bucket_all_reduce", "ring")
+KERNEL_MODULES = ("flatten", "reduce", "staged", "bucket_all_reduce", "ring", "norm")
 """Modules of fastcoll.kernels that have ``configurations()``."""
 
-KERNELS = ("flatten", "unflatten", "reduce", "one_shot", "two_shot", "bucket_all_reduce", "ring")
+KERNELS = (
+    *("flatten", "unflatten", "reduce", "one_shot", "two_shot", "bucket_all_reduce", "ring"),
+    "norm",
+)
 """First words of the configurations' names."""
 
 RECORDED = Path(__file__).with_suffix(".json")

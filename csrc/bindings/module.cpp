@@ -174,18 +174,20 @@ PYBIND11_MODULE(_C, m) {
           "all_reduce_list",
           [](ProcessGroupFastcoll& g, std::vector<at::Tensor> tensors, c10d::ReduceOp op,
              bool async, std::optional<at::ScalarType> wire, double scale, std::string algorithm,
-             std::optional<bool> fuse) {
+             std::optional<bool> fuse, const std::optional<at::Tensor>& squares) {
             const auto opts = optionsOf<c10d::AllreduceOptions>(std::move(op), async);
             AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
             if (wire) options.wire = dtypeOf(*wire);
+            if (squares) options.squares = reinterpret_cast<std::uintptr_t>(squares->data_ptr());
             const bool plain = options == AllReduceOptions{};
             return g.launch(
                 &Doors::allReduceList, tensors, opts,
-                plain ? nullptr : std::make_shared<AllReduceOptions>(std::move(options)));
+                plain ? nullptr : std::make_shared<AllReduceOptions>(std::move(options)), squares);
           },
           py::arg("tensors"), py::arg("op"), py::arg("async_op") = false, py::kw_only(),
           py::arg("wire_dtype") = std::nullopt, py::arg("scale") = 1.0, py::arg("algorithm") = "",
-          py::arg("fuse") = std::nullopt, py::call_guard<py::gil_scoped_release>())
+          py::arg("fuse") = std::nullopt, py::arg("squares") = std::nullopt,
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "all_reduce_fused",
           [](ProcessGroupFastcoll& g, const std::vector<at::Tensor>& tensors, c10d::ReduceOp op,

@@ -90,7 +90,8 @@ CallRef Doors::allReduceCoalesced(Tensors& tensors,
 }
 
 CallRef Doors::allReduceList(const Tensors& tensors, const c10d::AllreduceOptions& opts,
-                             std::shared_ptr<const AllReduceOptions> onDevice) const {
+                             std::shared_ptr<const AllReduceOptions> onDevice,
+                             const std::optional<at::Tensor>& squares) const {
   const CallSite site = at(calls::AllReduceCoalesced);
   if (tensors.empty()) {
     refuse(site, "at least one tensor", "an empty list");
@@ -101,6 +102,14 @@ CallRef Doors::allReduceList(const Tensors& tensors, const c10d::AllreduceOption
   }
   CallRef call = reduceAll(site, tensors, opts);
   call->options = std::move(onDevice);
+  if (squares) {
+    requireDense(site, *squares);
+    if (squares->device() != tensors[0].device() || squares->scalar_type() != at::kDouble) {
+      refuse(site, concat("squares of float64 on ", tensors[0].device()),
+             concat(dtypeName(dtypeOf(squares->scalar_type())), " on ", squares->device()));
+    }
+    call->keepAlive(*squares);
+  }
   return call;
 }
 

@@ -36,9 +36,11 @@ class Doors {
                         const c10d::AllreduceOptions& opts) const;
   CallRef allReduceSparse(Tensors& tensors, const c10d::AllreduceOptions& opts) const;
   CallRef allReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) const;
-  /// As allReduceCoalesced; the tensors may have several dtypes.
+  /// As allReduceCoalesced; the tensors may have several dtypes. `squares`: the memory that the
+  /// options name.
   CallRef allReduceList(const Tensors& tensors, const c10d::AllreduceOptions& opts,
-                        std::shared_ptr<const AllReduceOptions> onDevice) const;
+                        std::shared_ptr<const AllReduceOptions> onDevice,
+                        const std::optional<at::Tensor>& squares) const;
   /// As allReduce of all tensors, which have one dtype and are on the CPU. Those that travel in
   /// another dtype are summed in float32 and rounded once more. The squares are those of this
   /// rank's share of the result.

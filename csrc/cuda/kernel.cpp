@@ -130,11 +130,12 @@ void* LoadedKernel::currentStream() const {
   return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle();
 }
 
-void Launch::run(void* stream, std::uintptr_t source, std::uintptr_t out,
-                 std::int64_t count) const {
+void Launch::run(void* stream, std::uintptr_t source, std::uintptr_t out, std::int64_t count,
+                 std::uintptr_t squares) const {
   KernelArguments given = arguments;
   if (sourceAt >= 0) given[sourceAt] = static_cast<std::int64_t>(source);
   if (outAt >= 0) given[outAt] = static_cast<std::int64_t>(out);
+  if (squaresAt >= 0) given[squaresAt] += static_cast<std::int64_t>(squares);
   if (pieces && sourceAt >= 0) given[pieces->at + 1] = count;
   launch(stream, std::move(given));
 }

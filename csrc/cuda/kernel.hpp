@@ -59,8 +59,9 @@ struct Launch {
   std::shared_ptr<const Kernel> kernel;
   std::int64_t programs = 0;  // 0 launches nothing; not used with `pieces`
   KernelArguments arguments;
-  int sourceAt = -1;  // the argument that a call replaces by its input's address; -1: none
-  int outAt = -1;     // the same for the result's address
+  int sourceAt = -1;   // the argument that a call replaces by its input's address; -1: none
+  int outAt = -1;      // the same for the result's address
+  int squaresAt = -1;  // the argument, in bytes, to which a call adds its squares' address
   std::optional<Pieces> pieces;
   std::shared_ptr<void> held;  // memory that the arguments refer to
 
@@ -68,7 +69,8 @@ struct Launch {
   void run(void* stream) const { launch(stream, KernelArguments(arguments)); }
   /// Launches for other memory, as aligned and as far apart as that of the arguments. With `pieces`
   /// also for another number of elements.
-  void run(void* stream, std::uintptr_t source, std::uintptr_t out, std::int64_t count) const;
+  void run(void* stream, std::uintptr_t source, std::uintptr_t out, std::int64_t count,
+           std::uintptr_t squares) const;
 
  private:
   void launch(void* stream, KernelArguments&& given) const;

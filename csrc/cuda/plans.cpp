@@ -37,12 +37,13 @@ bool Plan::readsTables() const {
   return std::any_of(parts.begin(), parts.end(), [](const PlanPart& part) { return part.tables; });
 }
 
-void Plan::run(const std::vector<Place>& places, NcclCalls& nccl, void* stream) const {
+void Plan::run(const std::vector<Place>& places, std::uintptr_t squares, NcclCalls& nccl,
+               void* stream) const {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Place& place = places[i];
     for (const auto& step : parts[i].steps) {
       if (const auto* launch = std::get_if<Launch>(&step)) {
-        launch->run(stream, place.source, place.out, place.count);
+        launch->run(stream, place.source, place.out, place.count, squares);
         continue;
       }
       const auto& planned = std::get<PlannedCalls>(step);
@@ -117,6 +118,11 @@ std::size_t PlanKeyHash::operator()(const PlanKey& key) const {
 PlanKey Plans::kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) const {
   PlanKey kind;
   kind.options = requests[those[0]].options;
+  if (kind.options != nullptr && kind.options->squares != 0) {
+    AllReduceOptions measures = *kind.options;
+    measures.squares = 1;
+    kind.options = std::make_shared<AllReduceOptions>(std::move(measures));
+  }
   const bool forced = kernelBytes == std::numeric_limits<std::int64_t>::max() ||
                       (kind.options != nullptr && !kind.options->algorithm.empty());
   for (const std::size_t i : those) {

@@ -44,7 +44,8 @@ struct Place {
 /// What a plan depends on: the requests, of one kind, and where they run. Code that kernels of a
 /// kind need depends on less, and addresses in tables on more; see Plans.
 struct PlanKey {
-  std::shared_ptr<const AllReduceOptions> options;  // of all requests, which have none here
+  /// Of all requests, which have none here; `squares` is 0 or 1.
+  std::shared_ptr<const AllReduceOptions> options;
   std::vector<DeviceRequest> requests;
   std::uintptr_t stream = 0;
   std::uint64_t capture = 0;  // a graph shares no workspace with other graphs and calls outside it
@@ -73,8 +74,10 @@ struct Plan {
 
   std::size_t launches() const;
   bool readsTables() const;
-  /// Puts the steps on a stream, or into the graph that captures it. `places`: of each part.
-  void run(const std::vector<Place>& places, NcclCalls& nccl, void* stream) const;
+  /// Puts the steps on a stream, or into the graph that captures it. `places`: of each part;
+  /// `squares`: as in the call's options.
+  void run(const std::vector<Place>& places, std::uintptr_t squares, NcclCalls& nccl,
+           void* stream) const;
 };
 
 /// The places of a plan's parts for certain tensors, with the tables that they refer to.

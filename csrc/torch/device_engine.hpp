@@ -37,6 +37,8 @@ struct AllReduceOptions {
   double scale = 1.0;        // factor of the result, applied before it is rounded
   std::string algorithm;     // by name; empty: the one of FASTCOLL_ALGO
   std::optional<bool> fuse;  // a list as one bucket; nullopt: only if it has many small tensors
+  /// Where kernels write float64 sums of the results' squares; 0: nowhere.
+  std::uintptr_t squares = 0;
 
   bool operator==(const AllReduceOptions&) const = default;
 };

@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -30,6 +30,7 @@ from fastcoll.cuda.symmetric import Region
 __all__ = ["AllReduces", "CallOptions", "Task"]
 
 _MOST_WORKSPACES = 16  # streams that keep a workspace
+_MOST_MEASURED = 256  # lists: several times the buckets of a model
 _Chosen = tuple[Algorithm, Call, list[int]]
 _Kind = tuple[str, torch.dtype, str, int, float | None]
 _left_behind: list[object] = []  # memory that kernels of a failed group may still read
@@ -48,12 +49,14 @@ class CallOptions(NamedTuple):
         algorithm: Name of the algorithm; "" leaves the choice to FASTCOLL_ALGO.
         fuse: Whether to reduce tensors that are passed together as one bucket; None: if they are many and small, or
             have a narrower wire.
+        measure: Whether kernels sum the squares of results that they write on all ranks; see ``AllReduces.measured``.
     """
 
     wire_dtype: torch.dtype | None = None
     scale: float = 1.0
     algorithm: str = ""
     fuse: bool | None = None
+    measure: bool = False
 
 
 class AllReduces:
@@ -100,6 +103,7 @@ class AllReduces:
         self._fixed = fixed
         self._aborted = aborted
         self._voting = threading.Lock()
+        self._measured: dict[object, tuple[int, list[int]]] = {}
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
         # By stream and capture; held by the plans, which go with their graph.
         self._captured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
@@ -141,14 +145,56 @@ class AllReduces:
             )
         if self.timeout != self._timeout:
             self._take_timeout()
-        chosen, left = self._chosen(tasks, CallOptions(*given))
+        options = CallOptions(*given)
+        chosen, left = self._chosen(tasks, options)
         if not chosen:
             return None
-        parts, of_count = self._prepared(
-            chosen, tasks, functools.partial(self._workspace, stream=stream, capture=capture)
-        )
+        workspace = functools.partial(self._workspace, stream=stream, capture=capture)
+        parts, of_count = self._prepared(chosen, tasks, workspace, options.measure)
         uses_peers = any(algorithm.uses_peers for algorithm, _, _ in chosen)
         return CUDA.Plan(parts, left, uses_peers, of_count and len(tasks) == 1)
+
+    def measured(
+        self, sizes: tuple[int, ...], dtype: torch.dtype, op: str, wire: torch.dtype | None
+    ) -> tuple[int, list[int]]:
+        """Returns how kernels measure an all-reduce of tensors of these sizes; equal on all ranks.
+
+        Returns:
+            The number of sums of squares that they write, and the indices of the tensors that these leave out, because
+            no kernel writes them.
+        """
+        key = (sizes, dtype, op, wire)
+        if (known := self._measured.get(key)) is not None:
+            return known
+        there = [index for index, size in enumerate(sizes) if size]
+        tasks: list[Task] = [
+            ("all_reduce", dtype, op, -1, 1.0, 0, 0, sizes[index]) for index in there
+        ]
+        count, left = 0, set(there)
+        try:
+            for algorithm, call, indices in self._algorithms(tasks, CallOptions(wire)):
+                if sums := algorithm.measured(call, self.region.topology):
+                    count += sums
+                    left -= {there[index] for index in indices}
+        except ValueError:  # no algorithm: the call itself raises it
+            return 0, there
+        if len(self._measured) >= _MOST_MEASURED:
+            self._measured.clear()
+        return self._measured.setdefault(key, (count, sorted(left)))
+
+    def norm(self, squares: Tensor, result: Tensor, max_norm: float, epsilon: float) -> None:
+        """Launches the kernel of fastcoll.kernels.norm on the current stream.
+
+        Args:
+            squares: Sums of squares: float64 [any], on the device.
+            result: float64 [2], on the device: the norm, and the bits of two float32, divisor and found_inf.
+            max_norm: As for ``prepare_norm``.
+            epsilon: As for ``prepare_norm``.
+        """
+        from fastcoll.kernels.norm import prepare_norm
+
+        sums = squares.data_ptr(), squares.numel()
+        prepare_norm(*sums, result.data_ptr(), max_norm, epsilon, self._kernel_device)()
 
     def tables(self, tasks: Sequence[Task]) -> tuple[int, int, object]:
         """Returns the addresses of two tables on the device, and what holds them.
@@ -192,8 +238,9 @@ class AllReduces:
         if self._for_kernels(tasks, given):
             self.has_kernels()
         try:
-            chosen, _ = self._chosen(tasks, CallOptions(*given))
-            self._prepared(chosen, tasks, self._new_memory)
+            options = CallOptions(*given)
+            chosen, _ = self._chosen(tasks, options)
+            self._prepared(chosen, tasks, self._new_memory, options.measure)
         except Exception:  # the call itself raises it, where it is made
             return True
         return bool(chosen)
@@ -229,14 +276,17 @@ class AllReduces:
         """Returns algorithm, call and tasks of each call for kernels, and the tasks left to NCCL."""
         chosen: list[_Chosen] = []
         left: list[int] = []
-        for call, indices in self._calls(tasks, options):
-            algorithm = self._choose(call, options)
+        for algorithm, call, indices in self._algorithms(tasks, options):
             self.chosen = algorithm.name
             if algorithm.name == "nccl" and call.is_plain:
                 left += indices
             else:
                 chosen.append((algorithm, call, indices))
         return chosen, left
+
+    def _algorithms(self, tasks: Sequence[Task], options: CallOptions) -> Iterator[_Chosen]:
+        for call, indices in self._calls(tasks, options):
+            yield self._choose(call, options), call, indices
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
         """Returns the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
@@ -278,13 +328,17 @@ class AllReduces:
         chosen: Sequence[_Chosen],
         tasks: Sequence[Task],
         workspace: Callable[[int], Tensor],
+        measure: bool,
     ) -> tuple[list[CUDA.PlanPart], bool]:
         """Returns the parts of a plan, and whether it serves these numbers of elements only."""
         context = PlanContext(self._member, self._kernel_device, self.region.peers, workspace)
-        parts, of_count = [], False
+        parts, of_count, squares = [], False, 0
         for algorithm, call, indices in chosen:
             pieces = tuple(Piece(*tasks[index][5:]) for index in indices)
-            made = algorithm.prepare(call, pieces, context)
+            sums = algorithm.measured(call, self.region.topology) if measure else 0
+            at = squares if sums else None
+            made = algorithm.prepare(call, pieces, replace(context, squares=at))
+            squares += sums * torch.float64.itemsize
             of_count = of_count or made.of_count
             parts.append(
                 CUDA.PlanPart(algorithm.name, indices, list(made.steps), made.tables, made.held)

@@ -39,7 +39,7 @@ class RegionSizes:
     (bench/results/kernels_cuda.jsonl), and larger ones gain little more.
 
     Attributes:
-        bucket_bytes: Room for a list's bucket; DDP's buckets have 25 MiB.
+        bucket_bytes: Room for a list's bucket and its sums of squares; DDP's buckets have 25 MiB.
         channels: Programs of a launch, at most.
         stage_bytes: Size of one half of a channel's staging.
         slots: Segments of the ring that may be in flight, for each channel.

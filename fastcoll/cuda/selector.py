@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fastcoll.cuda.algorithms import ALGORITHMS, Algorithm, Call, Topology
 from fastcoll.cuda.algorithms.call import COPIED
-from fastcoll.cuda.algorithms.launches import bucket_elements
+from fastcoll.cuda.algorithms.launches import bucket_bytes
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 __all__ = ["AUTO", "buckets", "candidates", "fuses", "select"]
@@ -110,9 +110,10 @@ def buckets(call: Call, topology: Topology) -> Iterator[slice]:
     tensors, it fits into the memory that the ranks map.
     """
     first, filled = 0, 0
-    room = topology.bucket_bytes // call.wire_dtype.itemsize if topology.peers else sys.maxsize
+    room = topology.bucket_bytes if topology.peers else sys.maxsize
+    item = call.wire_dtype.itemsize
     for index, size in enumerate(call.sizes if call.wire is not None else ()):
-        if index > first and bucket_elements(call.sizes[first : index + 1]) > room:
+        if index > first and bucket_bytes(call.sizes[first : index + 1], item) > room:
             yield slice(first, index)
             first, filled = index, 0
         filled += size * call.dtype.itemsize

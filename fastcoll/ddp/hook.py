@@ -7,9 +7,8 @@
 
 Without a wire dtype the all-reduce averages, so DDP has no division to do. With one, gradients travel in fewer bits,
 are summed in float32 on their way, and the sum is rounded once. So the error does not grow with the number of ranks,
-as it does if each hop of a ring rounds. Each rank measures norm and finiteness of its share of the reduced bucket. The
-ranks exchange these numbers once a step, whereas torch's ``clip_grad_norm_`` reads all gradients again. On the CPU the
-share is measured while it is reduced; on a device a separate pass reads it.
+as it does if each hop of a ring rounds. Norm and finiteness are measured with the reduction (see reduction.py), whereas
+torch's ``clip_grad_norm_`` reads all gradients again.
 """
 
 # No `from __future__ import annotations`: DDP reads the hook's annotations.
@@ -67,7 +66,7 @@ class FusedAllreduceState(GradientStatistics):
         logical_ranks: int | None = None,
     ) -> None:
         super().__init__(process_group, gradient_norm, wire_dtype, logical_ranks)
-        self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
+        self.settings = Settings(process_group, wire_dtype, average)
         self._overlap = overlap  # None: not known yet
         self._shared: bool | None = None  # not known yet either
         self._kept: list[tuple[Tensor, Future[Tensor]]] = []  # for the end of the backward pass
@@ -171,9 +170,7 @@ def _reduce_kept(state: FusedAllreduceState) -> None:
         state._shared = are_shared(state.process_group, kept[0][0])
     for alike in _messages(kept, state):
         buffers = [buffer for buffer, _ in alike]
-        reduction = reduce_bucket(buffers, state.settings)
-        if reduction.square is not None:
-            state._squares.append(reduction.square)
+        reduction = reduce_bucket(buffers, state.settings, state._squares)
         reduction.then(buffers[0]).add_done_callback(partial(_fulfil, alike))
 
 
@@ -201,11 +198,8 @@ def _fulfil(kept: list[tuple[Tensor, Future[Tensor]]], done: Future[Tensor]) -> 
 
 def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
     if buffer.layout != torch.strided:
-        return _reduced_sparse(buffer, state.settings)
-    reduction = reduce_bucket([buffer], state.settings)
-    if reduction.square is not None:
-        state._squares.append(reduction.square)
-    return reduction.then(buffer)
+        return _reduced_sparse(buffer, state)
+    return reduce_bucket([buffer], state.settings, state._squares).then(buffer)
 
 
 def _reduced_shards(
@@ -217,14 +211,12 @@ def _reduced_shards(
             "sparse=False in the embedding."
         )
     gradients = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
-    reduction = reduce_shards(gradients, state.settings, blocks)
-    if reduction.square is not None:
-        state._squares.append(reduction.square)
-    return reduction.then(bucket.buffer())
+    return reduce_shards(gradients, state.settings, blocks, state._squares).then(bucket.buffer())
 
 
-def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
-    if settings.wire_dtype is not None or settings.gradient_norm:
+def _reduced_sparse(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
+    settings = state.settings
+    if settings.wire_dtype is not None or state._squares is not None:
         raise ValueError(
             f"fastcoll.FusedAllreduceState: expected dense gradients with a wire dtype or a norm, got one of layout "
             f"{buffer.layout}. Use sparse=False in the embedding, or leave them out."

@@ -1,4 +1,18 @@
-"""The all-reduce of one bucket of gradients, in place, with a wire dtype and the squares of this rank's share."""
+"""The all-reduce of one bucket of gradients, in place, with a wire dtype and the squares of the result.
+
+What measures the squares, equally on all ranks:
+
+- CPU tensors of float32, or without a wire dtype: the loop that reduces this rank's share.
+- CUDA tensors that pass through a flat bucket: the kernel that writes them, unflatten or bucket_kernel. These are all
+  tensors with a wire dtype over NCCL, lists with a wire dtype in mapped memory, and lists of many small tensors on
+  several ranks. Each rank has all their sums, so the ranks exchange nothing.
+- Other CUDA tensors: a pass over this rank's share, because NCCL or another rank writes the rest of the result. These
+  are flat buckets of DDP without a wire dtype or in mapped memory, and few or large tensors. On one rank without a wire
+  dtype no kernel writes a gradient, so this pass reads them all.
+- Another backend, and other types of CPU tensors: a pass over this rank's share.
+
+If any share was measured, the ranks exchange their sums once a step (see squares.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +29,7 @@ from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, serving_backend
 from fastcoll.buckets import used_here
-from fastcoll.coalesced import all_reduce_coalesced
+from fastcoll.ddp.squares import Squares, kernels_of
 
 __all__ = [
     "WIRE_DTYPES",
@@ -39,7 +53,6 @@ class Settings:
         process_group: None: the default group.
         wire_dtype: The dtype in which gradients of a wider floating-point dtype travel, or None.
         average: Whether the sum is divided by the number of ranks.
-        gradient_norm: Whether the squares are summed.
         alone: Whether tensors of 128 KiB and more are messages of their own, because peers can reduce them in place.
             Equal on all ranks.
 
@@ -50,7 +63,6 @@ class Settings:
     process_group: ProcessGroup | None
     wire_dtype: torch.dtype | None
     average: bool
-    gradient_norm: bool
     alone: bool = False
 
     def __post_init__(self) -> None:
@@ -82,12 +94,12 @@ class BucketReduction:
         finish: Called when the work has ended; None: nothing is left to do. It may run on a thread of gloo, so it must
             hold no group. If gloo's thread drops the last reference to a group, the group waits for that thread, and
             the process aborts.
-        square: float64 [1], set to the sum of squares of this rank's share once finished.
+        squares: Of the tensors that were given to `Squares`, those that this reduction sets; set once finished.
     """
 
     work: Any
     finish: Callable[[], None] | None
-    square: Tensor | None
+    squares: Sequence[Tensor] = ()
 
     def wait(self) -> None:
         """Waits and finishes; on a device only the caller's stream waits.
@@ -120,7 +132,10 @@ class BucketReduction:
 
 
 def reduce_bucket(
-    tensors: Sequence[Tensor], settings: Settings, async_op: bool = True
+    tensors: Sequence[Tensor],
+    settings: Settings,
+    squares: Squares | None = None,
+    async_op: bool = True,
 ) -> BucketReduction:
     """Begins to reduce tensors of one dtype and device in place.
 
@@ -130,6 +145,7 @@ def reduce_bucket(
     Args:
         tensors: At least one.
         settings: Settings of the reduction.
+        squares: Gets the sums of squares of the result; None: they are not measured.
         async_op: False: the calling thread reduces if it can, and wakes no other thread.
     """
     first = tensors[0]
@@ -138,28 +154,27 @@ def reduce_bucket(
     backend = cpu_backend(group, first.device)
     if backend is not None and (wire is None or first.dtype == torch.float32):
         messages = _messages(tensors, wire, settings)
-        squares = [_new_square(first) for _ in messages] if settings.gradient_norm else []
+        shares = [] if squares is None else [squares.new_share(first) for _ in messages]
         works = [
-            backend.all_reduce_fused(message, settings.op, wire, square, async_op)
-            for message, square in zip_longest(messages, squares)
+            backend.all_reduce_fused(message, settings.op, wire, share, async_op)
+            for message, share in zip_longest(messages, shares)
         ]
-        if len(works) == 1:
-            return BucketReduction(works[0], None, squares[0] if squares else None)
-        return _several(works, squares)
-    ours = serving_backend(group, first.device) is not None
-    if group is not None and ours and (wire is None or _casts(first, group)):
-        return _coalesced(tensors, wire, settings)
+        work = works[0] if len(works) == 1 else _Works([one for one in works if one is not None])
+        return BucketReduction(work, None, shares)
+    ours = serving_backend(group, first.device)
+    if group is not None and ours is not None and (wire is None or _casts(first, group)):
+        return _listed(tensors, wire, settings, squares, ours)
     if len(tensors) == 1 and first.is_contiguous():
-        return _composed(first, wire, settings)
+        return _composed(first, wire, settings, squares)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    inner = _composed(flat, wire, settings)
+    inner = _composed(flat, wire, settings, squares)
 
     def finish() -> None:
         if inner.finish is not None:
             inner.finish()
         _copy_back(flat, tensors)
 
-    return BucketReduction(inner.work, finish, inner.square)
+    return BucketReduction(inner.work, finish, inner.squares)
 
 
 def _messages(
@@ -184,24 +199,17 @@ class _Works:
             work.wait()
 
 
-def _several(works: Sequence[Any], squares: Sequence[Tensor]) -> BucketReduction:
-    total = torch.zeros_like(squares[0]) if squares else None
-
-    def finish() -> None:
-        if total is not None:
-            torch.sum(torch.cat(list(squares)), 0, keepdim=True, out=total)
-
-    return BucketReduction(_Works([work for work in works if work is not None]), finish, total)
-
-
-def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
+def _composed(
+    tensor: Tensor, wire: torch.dtype | None, settings: Settings, squares: Squares | None
+) -> BucketReduction:
     """Reduces by a collective that any backend has. fastcoll sums 16-bit types in float32, and rounds after dividing.
 
     If a backend has no average, or divides after the sum, each rank divides before, as DDP does. So a 16-bit mean does
     not overflow on its way.
     """
     group = settings.process_group
-    square = _new_square(tensor) if settings.gradient_norm else None
+    share = None if squares is None else squares.new_share(tensor)
+    place = dist.get_rank(group), dist.get_world_size(group)
     op, sent = settings.op, tensor
     if settings.average and _sums_only(group, tensor.device):
         op = dist.ReduceOp.SUM
@@ -210,18 +218,16 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             sent = tensor.mul_(factor) if wire is None else tensor * factor
     sent = sent if wire is None else sent.to(wire)
     work = dist.all_reduce(sent, op, group, async_op=True)
-    flat, each = tensor.view(-1), -(-tensor.numel() // dist.get_world_size(group))
-    share = flat[dist.get_rank(group) * each :][:each]
 
     def finish() -> None:
         if sent is not tensor:
             tensor.copy_(used_here(sent))
-        if square is not None:
-            # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
-            norm = torch.linalg.vector_norm(_real(share), dtype=torch.float64)
-            used_here(square).copy_(norm.square())
+        if share is not None:
+            _measure([tensor], share, *place)
 
-    return BucketReduction(work, None if sent is tensor and square is None else finish, square)
+    if sent is tensor and share is None:
+        return BucketReduction(work, None)
+    return BucketReduction(work, finish, [] if share is None else [share])
 
 
 def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
@@ -229,23 +235,43 @@ def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
     return backend.name() in ("gloo", "mpi")
 
 
-def _coalesced(
-    tensors: Sequence[Tensor], wire: torch.dtype | None, settings: Settings
+def _listed(
+    tensors: Sequence[Tensor],
+    wire: torch.dtype | None,
+    settings: Settings,
+    squares: Squares | None,
+    backend: Any,
 ) -> BucketReduction:
-    """Reduces by fastcoll's all-reduce of lists, which casts on its way."""
+    """Reduces by fastcoll's all-reduce of lists, which casts and measures on its way."""
     group = settings.process_group
-    square = _new_square(tensors[0]) if settings.gradient_norm else None
-    work = all_reduce_coalesced(tensors, settings.op, group, async_op=True, wire_dtype=wire)
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if squares is None:
+        work = backend.all_reduce_list(tensors, settings.op, True, wire_dtype=wire)
+        return BucketReduction(work, None)
+    sizes, first = tuple(tensor.numel() for tensor in tensors), tensors[0]
+    count, left = 0, [index for index, size in enumerate(sizes) if size]
+    if (kernels := kernels_of(group, first.device)) is not None:
+        op = "AVG" if settings.average else "SUM"
+        count, left = kernels.measured(sizes, first.dtype, op, wire)
+    sums = squares.new_sums(count, first.device) if count else None
+    share = squares.new_share(first) if left or not count else None
+    place = dist.get_rank(group), dist.get_world_size(group)
+    work = backend.all_reduce_list(tensors, settings.op, True, wire_dtype=wire, squares=sums)
 
     def finish() -> None:
-        if square is not None:
-            parts = [_real(part) for part in _share_of_list(tensors, rank, ranks)]
-            norms = torch._foreach_norm(parts, dtype=torch.float64) if parts else ()
-            if norms:
-                used_here(square).copy_(torch.stack(norms).square().sum())
+        if share is not None:
+            _measure([tensors[index] for index in left], share, *place)
 
-    return BucketReduction(work, finish, square)
+    written = [one for one in (sums, share) if one is not None]
+    return BucketReduction(work, None if share is None else finish, written)
+
+
+def _measure(tensors: Sequence[Tensor], square: Tensor, rank: int, ranks: int) -> None:
+    """Sets the sum of squares of a rank's share of tensors."""
+    share = _share_of_list(tensors, rank, ranks)
+    # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
+    if share:
+        norms = torch._foreach_norm([_real(part) for part in share], dtype=torch.float64)
+        used_here(square).copy_(torch.stack(norms).square().sum())
 
 
 def _real(tensor: Tensor) -> Tensor:
@@ -272,10 +298,6 @@ def _share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Ten
             parts.append(tensor.reshape(-1)[first:last])
         at += tensor.numel()
     return parts
-
-
-def _new_square(like: Tensor) -> Tensor:
-    return torch.zeros(1, dtype=torch.float64, device=like.device)
 
 
 def _casts(tensor: Tensor, group: ProcessGroup) -> bool:

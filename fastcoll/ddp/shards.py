@@ -15,6 +15,7 @@ from fastcoll._group_backend import all_gather_flat
 from fastcoll.buckets import used_here
 from fastcoll.ddp.logical import Block, LogicalRanks
 from fastcoll.ddp.reduction import BucketReduction, Settings, reduce_bucket
+from fastcoll.ddp.squares import Squares
 
 __all__ = [
     "Blocks",
@@ -207,6 +208,7 @@ def reduce_shards(
     gradients: Mapping[Any, Tensor],
     settings: Settings,
     blocks: Blocks,
+    squares: Squares | None = None,
     async_op: bool = True,
 ) -> BucketReduction:
     """Begins to sum a bucket over all shards: of earlier ones, what `blocks` holds, and `gradients` of the last one.
@@ -215,6 +217,7 @@ def reduce_shards(
         gradients: Of one dtype and device, by the keys of `blocks`; they get the result.
         settings: Settings of the reduction.
         blocks: Sums of this rank's other shards; its last pass is under way.
+        squares: As for ``reduce_bucket``.
         async_op: As for ``reduce_bucket``. If ranks exchange blocks, the call waits for them.
 
     Raises:
@@ -227,18 +230,19 @@ def reduce_shards(
     divisor = ranks.count if settings.average else 1
     if ranks.whole:
         (parts,) = sums.values()
-        begun = reduce_bucket(parts, replace(settings, average=False), async_op)
-        return BucketReduction(begun.work, _finisher(begun, parts, results, divisor), begun.square)
+        begun = reduce_bucket(parts, replace(settings, average=False), squares, async_op)
+        return BucketReduction(begun.work, _finisher(begun, parts, results, divisor))
     group = settings.process_group
     flat = {block: _flat(parts, dist.get_world_size(group)) for block, parts in sums.items()}
     share = ranks.share_of_sum(flat)
     divide([share], divisor)
-    square = torch.linalg.vector_norm(share, dtype=torch.float64).square().reshape(1)
+    if squares is not None:
+        torch.sum(share.double().square(), 0, keepdim=True, out=squares.new_share(share))
     whole = share.new_empty(share.numel() * dist.get_world_size(group))
     all_gather_flat(whole, share, group=group)
     sizes = [one.numel() * (2 if one.is_complex() else 1) for one in results]
     _copy(torch.split(whole[: sum(sizes)], sizes), results)
-    return BucketReduction(None, None, square if settings.gradient_norm else None)
+    return BucketReduction(None, None)
 
 
 def _finisher(
@@ -249,8 +253,8 @@ def _finisher(
             begun.finish()
         here = [used_here(one) for one in sums]
         divide(here, divisor)
-        if begun.square is not None:
-            used_here(begun.square).div_(divisor**2)
+        for square in begun.squares:
+            used_here(square).div_(divisor**2)
         _copy(here, results)
 
     return finish

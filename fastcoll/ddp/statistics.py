@@ -1,4 +1,4 @@
-"""The norm of reduced gradients, from each rank's share, and clipping."""
+"""The norm of reduced gradients, and clipping."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fastcoll._group_backend import all_gather_flat
-from fastcoll.buckets import used_here
 from fastcoll.ddp.logical import LogicalRanks
 from fastcoll.ddp.shards import Blocks, Shards, shards_of
+from fastcoll.ddp.squares import Squares
 
 __all__ = ["GradientStatistics"]
-
-_EPSILON = 1e-6
-"""torch.nn.utils.clip_grad_norm_ adds this to the norm that it divides by."""
 
 
 class GradientStatistics:
     """Norm and finiteness of the gradients of the last backward pass: base of the state and of the synchronizer.
 
-    Each rank measures its share of each bucket while it reduces the bucket. The first call of a method after a
-    backward pass adds the shares up, in one all-reduce. So all ranks must make this call, after the same passes.
+    The gradients are measured while they are reduced. The first call of a method after a backward pass may exchange
+    the sums of the ranks' shares (see squares.py). So all ranks must make this call, after the same passes.
     """
 
     def __init__(
@@ -36,13 +31,11 @@ class GradientStatistics:
         logical_ranks: int | None = None,
     ) -> None:
         self.process_group = process_group
-        self.gradient_norm = gradient_norm
+        self._squares = Squares(process_group) if gradient_norm else None
         self._blocks: Blocks | None = None  # with logical ranks
         if logical_ranks is not None:
             who = f"fastcoll.{type(self).__name__}"
             self._blocks = Blocks(LogicalRanks(who, process_group, logical_ranks, wire_dtype))
-        self._squares: list[Tensor] = []
-        self._total: Tensor | None = None
 
     def grad_norm(self) -> Tensor:
         """Returns the L2 norm of all gradients that the last backward pass has reduced.
@@ -54,7 +47,7 @@ class GradientStatistics:
         Raises:
             RuntimeError: ``gradient_norm`` is false, or no backward pass has reduced gradients yet.
         """
-        return self._sum_of_squares().sqrt()
+        return self._measured().norm()
 
     @property
     def found_inf(self) -> Tensor:
@@ -63,7 +56,7 @@ class GradientStatistics:
         Raises:
             RuntimeError: As ``grad_norm``.
         """
-        return (~self._sum_of_squares().isfinite()).float().reshape(1)
+        return (~self.grad_norm().isfinite()).float().reshape(1)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         """Scales the gradients to a norm of at most ``max_norm``, without a pass that measures the norm.
@@ -107,10 +100,9 @@ class GradientStatistics:
             )
         if not max_norm > 0:
             raise ValueError(f"fastcoll.ddp: expected a max_norm above 0, got {max_norm}")
-        norm = self.grad_norm()
-        divisor = ((norm + _EPSILON) / max_norm).clamp(min=1.0)
-        optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
-        optimizer.found_inf = self.found_inf.squeeze()  # type: ignore[attr-defined]
+        norm, divisor, found_inf = self._measured().clipping(max_norm)
+        optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
         def forget(optimizer: torch.optim.Optimizer, *_: object) -> None:
             hook.remove()
@@ -135,18 +127,13 @@ class GradientStatistics:
 
     def _forget(self) -> None:
         """Drops the values of the previous backward pass."""
-        self._squares, self._total = [], None
+        if self._squares is not None:
+            self._squares.clear()
 
-    def _sum_of_squares(self) -> Tensor:
-        if not self.gradient_norm or not (self._squares or self._total is not None):
+    def _measured(self) -> Squares:
+        if not self._squares:
             raise RuntimeError(
                 f"fastcoll.{type(self).__name__}: there is no norm yet. Create it with gradient_norm=True, and call "
                 "backward() on the model before, outside of no_sync()."
             )
-        if self._total is None:
-            own = torch.stack([used_here(square).reshape(1) for square in self._squares]).sum(0)
-            # Not all-reduced: no kernel between ranks sums float64, and FASTCOLL_ALGO may ask for one.
-            every = own.new_empty(dist.get_world_size(self.process_group))
-            all_gather_flat(every, own, group=self.process_group)
-            self._total, self._squares = every.sum(), []
-        return self._total
+        return self._squares

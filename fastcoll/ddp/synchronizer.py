@@ -22,6 +22,7 @@ from fastcoll.ddp.overlap import can_overlap, makes_shared
 from fastcoll.ddp.reduction import Settings, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
 from fastcoll.ddp.shards import Shards, reduce_shards
+from fastcoll.ddp.squares import Squares
 from fastcoll.ddp.statistics import GradientStatistics
 
 __all__ = ["GradientSynchronizer"]
@@ -113,7 +114,7 @@ class GradientSynchronizer(GradientStatistics):
             )
         require_trainable(module, process_group)
         alone = makes_shared(process_group, next(iter(module.parameters())).device)
-        self.settings = Settings(process_group, wire_dtype, average, gradient_norm, alone)
+        self.settings = Settings(process_group, wire_dtype, average, alone)
         self.module = module
         self._cap = int(bucket_cap_mb * 2**20)
         self._finds_unused = find_unused_parameters
@@ -181,9 +182,9 @@ class GradientSynchronizer(GradientStatistics):
             hook.remove()
         self._hooks = []
 
-    def _sum_of_squares(self) -> Tensor:
+    def _measured(self) -> Squares:
         self._require_complete()
-        return super()._sum_of_squares()
+        return super()._measured()
 
     def _hook_trained(self) -> None:
         """Adds hooks to the parameters that are trainable for the first time."""
@@ -287,16 +288,16 @@ class GradientSynchronizer(GradientStatistics):
                 here.wait_stream(stream)
         grads = {parameter: self._gradient_of(parameter) for parameter in bucket.parameters}
         if self._blocks is not None:
-            bucket.reduction = reduce_shards(grads, self.settings, self._blocks, async_op)
+            bucket.reduction = reduce_shards(
+                grads, self.settings, self._blocks, self._squares, async_op
+            )
         else:
             # A gradient in memory order is contiguous. The order is rank 0's, so no rank must have it.
             arranged = [
                 grad if (order := self._orders.get(parameter)) is None else grad.permute(order)
                 for parameter, grad in grads.items()
             ]
-            bucket.reduction = reduce_bucket(arranged, self.settings, async_op)
-        if bucket.reduction.square is not None:
-            self._squares.append(bucket.reduction.square)
+            bucket.reduction = reduce_bucket(arranged, self.settings, self._squares, async_op)
 
     def _gradient_of(self, parameter: nn.Parameter) -> Tensor:
         grad = parameter.grad

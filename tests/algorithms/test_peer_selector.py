@@ -5,7 +5,7 @@ import torch
 
 from fastcoll import env
 from fastcoll.cuda.algorithms import Call, Topology
-from fastcoll.cuda.algorithms.launches import bucket_elements
+from fastcoll.cuda.algorithms.launches import bucket_bytes
 from fastcoll.cuda.selector import buckets, fuses, select
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
@@ -81,7 +81,7 @@ def test_a_table_moves_the_limits():
         (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "no kernel takes float64 over bfloat16"),
         (call(8, wire=torch.float8_e5m2), PEERS, "auto", "no kernel takes float32 over float8_e5m2"),
         (call(4, wire=torch.bfloat16), BARE, "nccl", "all_to_all: the kernels need Triton on all ranks"),
-        (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67108864 bytes does not fit into the 33554432"),
+        (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67125248 bytes does not fit into the 33554432"),
         (call(8, op="PREMUL_SUM", tensors=2), BARE, "auto", "nccl: the kernels that fuse tensors need Triton"),
         (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "the kernels have SUM, AVG and PREMUL_SUM, not MAX"),
         (call(4), PEERS, "tree", "expected an algorithm of auto, one_shot, two_shot, ring, nccl, all_to_all"),
@@ -136,8 +136,8 @@ def test_what_is_fused():
         (NCCL, None, [24, 24, 24], [3]),
         (NCCL, torch.bfloat16, [24, 24, 24], [2, 1]),
         (NCCL, torch.bfloat16, [25, 1, 200, 3, 3], [1, 2, 2]),
-        (PEERS, torch.bfloat16, [24, 40, 24], [2, 1]),
-        (PEERS, torch.bfloat16, [24, 41, 24], [1, 1, 1]),  # 32.5 MiB as they travel
+        (PEERS, torch.bfloat16, [24, 39, 24], [2, 1]),
+        (PEERS, torch.bfloat16, [24, 40, 24], [1, 1, 1]),  # 32 MiB, beside their squares
         (PEERS, torch.bfloat16, [25, 25], [1, 1]),
     ],
 )
@@ -151,7 +151,7 @@ def test_lists_with_a_wire_are_cut_into_buckets(topology, wire, mib, cut):
 def test_a_call_says_what_it_is():
     text = str(call(96, wire=torch.bfloat16, scale=0.5, tensors=3))
     assert text == "SUM of 3 tensors of float32[24] over bfloat16, times 0.5"
-    assert bucket_elements((1, 16, 17)) == 64
+    assert bucket_bytes((1, 16, 17), 4) == 64 * 4 + 3 * 8
 
 
 def test_the_variable_is_checked():

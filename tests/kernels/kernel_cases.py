@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from fastcoll.buckets import BucketLayout
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -52,6 +55,16 @@ def same_numbers(got: Tensor, expected: Tensor) -> bool:
     nan = expected.to(torch.float64).isnan()
     bits_equal = (got.view(integer) == expected.view(integer)) | nan
     return bool(bits_equal.all()) and torch.equal(got.to(torch.float64).isnan(), nan)
+
+
+def assert_measured(
+    squares: Tensor, tensors: Sequence[Tensor], layout: BucketLayout, block: int
+) -> None:
+    """Fails unless there is a sum for each block, of the squares of what was written there."""
+    parts = [part.double() for tensor in tensors for part in tensor.cpu().split(block) if len(part)]
+    expected = torch.stack([part.square().sum() for part in parts])
+    assert len(squares) == layout.blocks(block) == len(expected)
+    torch.testing.assert_close(squares.cpu(), expected, rtol=1e-13, atol=0, equal_nan=True)
 
 
 def in_a_process_that_compiles(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,9 +5,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import CASES, SCALES, SIZES, SLOW, at_offset, numbers, same_numbers
+from kernel_cases import (
+    CASES,
+    SCALES,
+    SIZES,
+    SLOW,
+    assert_measured,
+    at_offset,
+    numbers,
+    same_numbers,
+)
 
-from fastcoll.buckets import BucketLayout
+from fastcoll.buckets import BLOCK, BucketLayout
 from fastcoll.kernels.flatten import Flatten, Unflatten
 
 PAIRS = list(Flatten.table)
@@ -65,6 +74,30 @@ def test_unflatten_is_the_oracle(device, pair, sizes, offset, scale, seed):
     Unflatten(layout, wire, dtype, device).prepare(bucket, tensors, scale)()
     for got, want in zip(tensors, expected, strict=True):
         assert same_numbers(got, want)
+
+
+@pytest.mark.parametrize("pair", BACK, ids=pair_id)
+@settings(SLOW, max_examples=5)
+@given(sizes=SIZES, offset=st.integers(0, 3), scale=SCALES, seed=CASES)
+def test_unflatten_measures_what_it_writes(device, pair, sizes, offset, scale, seed):
+    """The rounded values, in float64; and with the same bits, wherever the tensors begin."""
+    wire, dtype = pair
+    layout = BucketLayout(sizes, 16)
+    ordinary = seed % 2 == 0
+    bucket = at_offset(numbers(layout.elements, wire, seed, ordinary), 0, device)
+    plan = Unflatten(layout, wire, dtype, device, measures=True)
+    plain = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
+    Unflatten(layout, wire, dtype, device).prepare(bucket, plain, scale)()
+    measured = []
+    for shift in (0, offset):
+        tensors = [at_offset(torch.zeros(size).to(dtype), shift, device) for size in sizes]
+        squares = torch.full((layout.blocks(BLOCK),), 7.0, dtype=torch.float64, device=device)
+        plan.prepare(bucket, tensors, scale, squares.data_ptr())()
+        assert all(same_numbers(got, want) for got, want in zip(tensors, plain, strict=True))
+        if squares.numel():
+            assert_measured(squares, tensors, layout, BLOCK)
+        measured.append(squares)
+    assert same_numbers(*measured)
 
 
 def test_float64_is_scaled_in_float64(device):

@@ -11,10 +11,10 @@ import torch
 from kernel_cases import numbers, same_numbers
 from triton.runtime import interpreter
 
-from fastcoll.buckets import BucketLayout
+from fastcoll.buckets import BLOCK, BucketLayout
 from fastcoll.kernels import reduce
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._plan import BLOCK, double_bits
+from fastcoll.kernels._plan import double_bits
 from fastcoll.kernels.flatten import Flatten, Unflatten
 
 FIRST_PIECE = 2**31 // BLOCK + 7
@@ -58,7 +58,7 @@ def test_addresses_beyond_32_bits(device, name):
     if name == "flatten":
         arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits)
     else:
-        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits)
+        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0)
     prepared(table[first, second], device, 2, arguments)()
     assert same_numbers(target, source.to(second))
 

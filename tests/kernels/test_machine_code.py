@@ -77,7 +77,22 @@ def test_every_row_of_the_table_between_ranks_is_read(compiled):
     rows = json.loads(RECORDED.read_text())["rows"]
     assert {name for name in rows if name.startswith(f"{module} ")} == set(compiled)
     others = {name.split()[0] for name in rows} - set(EXCHANGES)
-    assert others == {"flatten", "unflatten", "reduce"}  # which have no peers
+    assert others == {"flatten", "unflatten", "reduce", "norm"}  # which have no peers
+
+
+def test_squares_have_one_order(table):
+    """One sum serves aligned and other tensors, by the same steps on all GPUs: in a thread, a warp, and of 8 warps."""
+    lines = (line for file in table.glob("*.jsonl") for line in file.read_text().splitlines())
+    orders = {}
+    for name, ptx, _ in map(json.loads, lines):
+        if re.match(r"unflatten .* measured|norm ", name):
+            steps = re.findall(r"add\.\S*f64|shfl\.sync\.bfly\.b32 .*, (\d+), \d+, -?\d+;", ptx)
+            orders.setdefault(name.rsplit(" ", 1)[0], []).append(steps)
+    assert len(orders) == 7
+    for name, found in orders.items():
+        assert len(found) == 3 and found[0] == found[1] == found[2], name
+        halves = [int(mask) for mask in found[0] if mask]
+        assert halves[::2] == halves[1::2] == [16, 8, 4, 2, 1, 4, 2, 1], name
 
 
 def test_flags_are_released_and_acquired_at_system_scope(compiled):

@@ -8,17 +8,18 @@ import kernel_oracle
 import peer_ranks
 import pytest
 import torch
+from kernel_cases import assert_measured
 from on_ranks import on_ranks
 from peer_ranks import Case, assert_same, barrier, here
 from suite_rules import full
 
-from fastcoll.buckets import BucketLayout
+from fastcoll.buckets import PIECE, BucketLayout
 from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 from fastcoll.kernels.flatten import Flatten
 
 SIZES = (1, 40, 8201, 16, 0, 300, 7, 7777)
 CASES = [("sum", 1.0, 0), ("avg", 0.5, 1), ("avg", 2.0, 3), ("avg", 1.0, 1), ("sum", 1.0, 2)]
-"""Operation, factor, and how far tensors begin behind an aligned address."""
+"""Operation, factor, and how far tensors begin behind an aligned address. Every other one is measured."""
 
 
 def opened(channels: int = 3, seconds: float = peer_ranks.SECONDS) -> tuple[Any, Any, Any]:
@@ -58,6 +59,9 @@ def test_the_oracles_bits(size, channels, wire, dtype):
     layout = BucketLayout(SIZES, 16)
     flatten = Flatten(layout, dtype, wire, "cpu")
     reduce = BucketAllReduce(layout, wire, dtype, buffers, begins)
+    measure = BucketAllReduce(layout, wire, dtype, buffers, begins, measures=True)
+    squares = peer_ranks.mapped("squares", 8 * layout.blocks(PIECE))
+    own = squares[rank].view(torch.float64)
     bucket = messages[rank][: layout.elements * wire.itemsize].view(wire)
     for number, (op, scale, offset) in enumerate(CASES):
         inputs = []
@@ -70,6 +74,8 @@ def test_the_oracles_bits(size, channels, wire, dtype):
             source.copy_(given)
         outs = at_offsets(SIZES, dtype, offset) if number % 2 else sources
         launch = reduce.prepare(outs, op=op, scale=scale)
+        if number % 2 == 0:
+            launch = measure.prepare(outs, op=op, scale=scale, squares=own.data_ptr())
         for _ in range(1 + number % 2):  # prepared launches are repeated
             for source, given in zip(sources, inputs[rank], strict=True):
                 source.copy_(given)
@@ -84,6 +90,11 @@ def test_the_oracles_bits(size, channels, wire, dtype):
                     given, op, scale, None if wire == dtype else wire
                 )
                 assert_same(out, expected, f"rank {rank}, case {number}")
+        if number % 2 == 0:
+            assert_measured(own, outs, layout, PIECE)
+            barrier(f"measured {number}")
+            assert all(torch.equal(own, other.view(torch.float64)) for other in squares)
+            barrier(f"compared {number}")
         # Another algorithm in between, on the first channel.
         x = torch.full((300,), 1.0 + rank)
         peer_ranks.prepare("two_shot", "all_reduce", x, x, buffers)()

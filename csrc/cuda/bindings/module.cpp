@@ -69,7 +69,8 @@ void bindKernels(py::module_& m) {
   py::class_<Launch>(m, "Launch")
       .def(py::init([](std::shared_ptr<Kernel> kernel, std::int64_t programs,
                        const std::vector<std::int64_t>& arguments, py::object held, int sourceAt,
-                       int outAt, const std::optional<std::array<std::int64_t, 5>>& pieces) {
+                       int outAt, int squaresAt,
+                       const std::optional<std::array<std::int64_t, 5>>& pieces) {
              Launch made;
              made.kernel = std::move(kernel);
              made.programs = programs;
@@ -77,6 +78,7 @@ void bindKernels(py::module_& m) {
              made.held = heldByPython(std::move(held));
              made.sourceAt = sourceAt;
              made.outAt = outAt;
+             made.squaresAt = squaresAt;
              if (pieces) {
                const auto [at, block, grain, most, channels] = *pieces;
                made.pieces = Pieces{static_cast<int>(at), block, grain, most, channels};
@@ -84,7 +86,8 @@ void bindKernels(py::module_& m) {
              return made;
            }),
            py::arg("kernel"), py::arg("programs"), py::arg("arguments"), py::arg("held"),
-           py::arg("source_at") = -1, py::arg("out_at") = -1, py::arg("pieces") = py::none())
+           py::arg("source_at") = -1, py::arg("out_at") = -1, py::arg("squares_at") = -1,
+           py::arg("pieces") = py::none())
       .def("fixed",
            [](Launch launch) {
              launch.sourceAt = launch.outAt = -1;

@@ -126,7 +126,9 @@ class PythonLibrary : public DeviceLibrary {
       if (captured) plans.pin(group.placed, capture);
       const bool usesPeers = group.placed->plan->usesPeers;
       if (usesPeers) plans.follow(stream, capture);
-      group.placed->plan->run(group.placed->places, *calls, stream.native_handle());
+      const auto& options = launch.requests[group.those[0]].options;
+      const std::uintptr_t squares = options == nullptr ? 0 : options->squares;
+      group.placed->plan->run(group.placed->places, squares, *calls, stream.native_handle());
       if (usesPeers) plans.launched(stream, capture);
     }
   }
@@ -328,7 +330,7 @@ class PythonLibrary : public DeviceLibrary {
     const auto& given = request.options;
     if (given == nullptr) return py::tuple();
     return py::make_tuple(given->wire ? dtypeOf(*given->wire) : py::object(py::none()),
-                          given->scale, given->algorithm, given->fuse);
+                          given->scale, given->algorithm, given->fuse, given->squares != 0);
   }
 
   static std::uintptr_t handleOf(const c10::Stream& stream) {

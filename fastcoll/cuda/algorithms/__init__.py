@@ -21,6 +21,7 @@ class Algorithm(NamedTuple):
     Attributes:
         name: Its name for FASTCOLL_ALGO and the tuner.
         refusal: Returns why it cannot serve a call, or "".
+        measured: Returns how many sums of squares its kernels write if a call is measured; 0: they do not measure it.
         prepare: Returns the steps for a call that it does not refuse. They also serve other tensors with the same
             numbers of elements. Each of those must be aligned to 16 bytes, and in place, if the tensor here is.
         uses_peers: Whether the launches work on the peers' memory.
@@ -28,6 +29,7 @@ class Algorithm(NamedTuple):
 
     name: str
     refusal: Callable[[Call, Topology], str]
+    measured: Callable[[Call, Topology], int]
     prepare: Callable[[Call, Sequence[Piece], PlanContext], Prepared]
     uses_peers: bool = False
 
@@ -35,11 +37,23 @@ class Algorithm(NamedTuple):
 ALGORITHMS = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("one_shot", over_peers.refuse_shot, over_peers.prepare_one_shot, True),
-        Algorithm("two_shot", over_peers.refuse_shot, over_peers.prepare_two_shot, True),
-        Algorithm("ring", over_peers.refuse_peers, over_peers.prepare_ring, True),
-        Algorithm("nccl", over_nccl.refuse_nccl, over_nccl.prepare_nccl),
-        Algorithm("all_to_all", over_nccl.refuse_all_to_all, over_nccl.prepare_all_to_all),
+        Algorithm(
+            *("one_shot", over_peers.refuse_shot, over_peers.measured_shot),
+            *(over_peers.prepare_one_shot, True),
+        ),
+        Algorithm(
+            *("two_shot", over_peers.refuse_shot, over_peers.measured_shot),
+            *(over_peers.prepare_two_shot, True),
+        ),
+        Algorithm(
+            *("ring", over_peers.refuse_peers, over_peers.measured_ring),
+            *(over_peers.prepare_ring, True),
+        ),
+        Algorithm("nccl", over_nccl.refuse_nccl, over_nccl.measured_nccl, over_nccl.prepare_nccl),
+        Algorithm(
+            *("all_to_all", over_nccl.refuse_all_to_all, over_nccl.measured_all_to_all),
+            over_nccl.prepare_all_to_all,
+        ),
     )
 }
 """By name."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastcoll._load_cuda import CUDA
-from fastcoll.buckets import GRAIN, BucketLayout
+from fastcoll.buckets import GRAIN, PIECE, BucketLayout
 
 if TYPE_CHECKING:
     from fastcoll.cuda.errors import Member
@@ -24,7 +24,7 @@ __all__ = [
     "Piece",
     "PlanContext",
     "Prepared",
-    "bucket_elements",
+    "bucket_bytes",
     "calls",
     "copy_in",
     "copy_out",
@@ -82,12 +82,14 @@ class PlanContext:
         device: The device as kernels name it.
         peers: The peer-mapped memory, if there is any.
         workspace: Returns a tensor of at least so many bytes, for this stream; its user must hold it.
+        squares: Of one call: where its sums of squares begin in the caller's, in bytes; None: it is not measured.
     """
 
     member: Member
     device: torch.device
     peers: PeerMemory | None
     workspace: Callable[[int], Tensor]
+    squares: int | None = None
 
     def view(self, address: int, count: int, dtype: torch.dtype) -> Tensor:
         """Returns memory at an address as a tensor for kernels."""
@@ -140,9 +142,10 @@ def calls(
     return CUDA.PlannedCalls(numbers, from_source, to_out)
 
 
-def bucket_elements(sizes: Sequence[int]) -> int:
-    """Returns an upper bound of the elements in a bucket for tensors of these sizes, gaps included."""
-    return sum(-(-size // GRAIN) for size in sizes) * GRAIN
+def bucket_bytes(sizes: Sequence[int], itemsize: int) -> int:
+    """Returns an upper bound of a mapped bucket for tensors of these sizes, with gaps and sums of squares."""
+    elements = sum(-(-size // GRAIN) for size in sizes) * GRAIN
+    return elements * itemsize + sum(-(-size // PIECE) for size in sizes) * torch.float64.itemsize
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,11 +161,12 @@ def _copier(
     source: torch.dtype,
     target: torch.dtype,
     device: torch.device,
+    **options: bool,
 ) -> Any:
     from fastcoll.kernels.flatten import Flatten, Unflatten
 
     made = {"flatten": Flatten, "unflatten": Unflatten}[kernel]
-    return made(layout_of(sizes), source, target, device)
+    return made(layout_of(sizes), source, target, device, **options)
 
 
 def copy_in(
@@ -184,10 +188,11 @@ def copy_out(
     context: PlanContext,
     scale: float = 1.0,
 ) -> CUDA.Launch:
-    """Returns the launch that copies a bucket into the tensors."""
+    """Returns the launch that copies a bucket into the tensors, and measures them if the call is measured."""
     sizes = tuple(piece.elements for piece in pieces)
-    unflatten = _copier("unflatten", sizes, bucket.dtype, dtype, context.device)
+    measures = context.squares is not None
+    unflatten = _copier("unflatten", sizes, bucket.dtype, dtype, context.device, measures=measures)
     tensors = [context.view(piece.out, piece.elements, dtype) for piece in pieces]
-    launch: CUDA.Launch = unflatten.prepare(bucket, tensors, scale)
+    launch: CUDA.Launch = unflatten.prepare(bucket, tensors, scale, context.squares or 0)
     unflatten.layout.read_here()
     return launch

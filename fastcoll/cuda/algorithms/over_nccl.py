@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from fastcoll._load_cuda import CUDA
-from fastcoll.buckets import GRAIN, address_table
+from fastcoll.buckets import BLOCK, GRAIN, address_table
 from fastcoll.cuda.algorithms.call import COPIED, Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     NOTHING,
@@ -38,7 +38,14 @@ from fastcoll.cuda.algorithms.launches import (
     layout_of,
 )
 
-__all__ = ["prepare_all_to_all", "prepare_nccl", "refuse_all_to_all", "refuse_nccl"]
+__all__ = [
+    "measured_all_to_all",
+    "measured_nccl",
+    "prepare_all_to_all",
+    "prepare_nccl",
+    "refuse_all_to_all",
+    "refuse_nccl",
+]
 
 _FACTOR = 8  # bytes of a rank's factor
 _OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")  # of a bucket: PREMUL_SUM has a factor of its own
@@ -57,6 +64,11 @@ def refuse_nccl(call: Call, topology: Topology) -> str:
     if call.op not in _OPS:
         return f"no bucket is reduced by {call.op}"
     return ""
+
+
+def measured_nccl(call: Call, topology: Topology) -> int:
+    """Returns the number of sums of squares that copying out of a bucket makes; NCCL itself measures nothing."""
+    return 0 if call.is_plain else layout_of(call.sizes).blocks(BLOCK)
 
 
 def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
@@ -83,6 +95,18 @@ def refuse_all_to_all(call: Call, topology: Topology) -> str:
     return refuse_sum(call, ("SUM", "AVG", "PREMUL_SUM"), COPIED)
 
 
+def _is_uncopied(call: Call, ranks: int) -> bool:
+    """Returns whether the message itself is cut into shares; depends only on what is equal on all ranks."""
+    return call.wire is None and not call.is_list and call.elements % (ranks * GRAIN) == 0
+
+
+def measured_all_to_all(call: Call, topology: Topology) -> int:
+    """Returns the number of sums of squares that copying out of a bucket makes."""
+    if call.collective != "all_reduce" or _is_uncopied(call, topology.ranks):
+        return 0
+    return layout_of(call.sizes).blocks(BLOCK)
+
+
 def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
     """Returns cast, exchange of shares, sum, all-gather and cast back; of the others, `_prepare_shares`."""
     from fastcoll.kernels.reduce import prepare_reduce
@@ -91,8 +115,7 @@ def prepare_all_to_all(call: Call, pieces: Sequence[Piece], context: PlanContext
     if call.collective != "all_reduce":
         return _prepare_shares(call, pieces[0], context)
     wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
-    # Whether the message itself is cut into shares; depends only on what is equal on all ranks.
-    uncopied = call.wire is None and not call.is_list and call.elements % (ranks * GRAIN) == 0
+    uncopied = _is_uncopied(call, ranks)
     elements = call.elements if uncopied else layout_of(call.sizes).elements
     share = -(-elements // (ranks * GRAIN)) * GRAIN
     size = ranks * share * item

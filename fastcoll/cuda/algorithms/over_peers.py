@@ -29,18 +29,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fastcoll._load_cuda import CUDA
+from fastcoll.buckets import BLOCK, PIECE
 from fastcoll.cuda.algorithms.call import Call, Topology, refuse_sum
 from fastcoll.cuda.algorithms.launches import (
     Piece,
     PlanContext,
     Prepared,
-    bucket_elements,
+    bucket_bytes,
     copy_in,
     copy_out,
     layout_of,
 )
 
 __all__ = [
+    "measured_ring",
+    "measured_shot",
     "prepare_one_shot",
     "prepare_ring",
     "prepare_two_shot",
@@ -62,12 +65,22 @@ def refuse_shot(call: Call, topology: Topology) -> str:
     """Returns why one_shot and two_shot cannot serve a call, or "": a list must fit into the mapped memory."""
     if call.collective != "all_reduce":
         return f"it has no {call.collective}"
-    needed = bucket_elements(call.sizes) * call.wire_dtype.itemsize if call.is_list else 0
+    needed = bucket_bytes(call.sizes, call.wire_dtype.itemsize) if call.is_list else 0
     if (refusal := refuse_peers(call, topology)) or needed <= topology.bucket_bytes:
         return refusal
     return (
         f"a bucket of {needed} bytes does not fit into the {topology.bucket_bytes} that ranks map"
     )
+
+
+def measured_shot(call: Call, topology: Topology) -> int:
+    """Returns the number of sums of squares: of a list, one for each part that a rank reduces for the others."""
+    return layout_of(call.sizes).blocks(PIECE) if call.is_list else 0
+
+
+def measured_ring(call: Call, topology: Topology) -> int:
+    """Returns the number of sums of squares that copying a list out of its bucket makes."""
+    return layout_of(call.sizes).blocks(BLOCK) if call.is_list else 0
 
 
 def prepare_one_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
@@ -145,8 +158,13 @@ def _shot(
     assert peers is not None
     layout = layout_of(call.sizes)
     bucket = peers.bucket(layout.elements, call.wire_dtype)
-    reduce = BucketAllReduce(layout, call.wire_dtype, call.dtype, peers.buffers, peers.buckets)
+    measures = context.squares is not None
+    reduce = BucketAllReduce(
+        layout, call.wire_dtype, call.dtype, peers.buffers, peers.buckets, measures
+    )
     outs = [context.view(piece.out, piece.elements, call.dtype) for piece in pieces]
-    launch = reduce.prepare(outs, op=call.op.lower(), scale=call.scale)
+    launch = reduce.prepare(
+        outs, op=call.op.lower(), scale=call.scale, squares=context.squares or 0
+    )
     layout.read_here()
     return Prepared((copy_in(pieces, call.dtype, bucket, context), launch), tables=True)
