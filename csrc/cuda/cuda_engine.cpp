@@ -4,7 +4,6 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "base/fork.hpp"
 #include "base/hash.hpp"
@@ -241,13 +240,14 @@ std::uint64_t CudaEngine::post(const std::vector<CallRef>& calls, const InFlight
     Signature one = request.signature();
     if (!sameCount(request)) one.count = 0;
     one.seq = flight.seq;
+    one.factor = 1.0;  // NCCL lets each rank have its own
     if (!first) {
       first = one;
       one = Signature{};
     }
-    const std::uint64_t words[] = {others, one.count, std::bit_cast<std::uint64_t>(one.factor),
-                                   std::uint64_t(one.root), std::uint64_t(one.collective),
-                                   std::uint64_t(one.dtype), std::uint64_t(one.op), wire};
+    const std::uint64_t words[] = {
+        others, one.count, std::uint64_t(one.root), std::uint64_t(one.collective),
+        std::uint64_t(one.dtype), std::uint64_t(one.op), wire};
     others = fnv(words, sizeof words);
   };
   for (const CallRef& call : calls) {

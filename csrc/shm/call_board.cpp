@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "shm/segment_stream.hpp"
@@ -23,12 +22,11 @@ std::uint64_t historyAfter(std::uint64_t before, std::uint64_t number, Signature
 
 std::uint64_t CallBoard::post(const Signature& signature, std::uint64_t others) {
   Line line{0, 0, signature};
-  if (std::isnan(signature.factor)) line.signature.factor = std::nan("");  // any is equal
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const std::uint64_t before = count_ == 0 ? 0 : kept_[count_ % kKept].history;
     line.number = ++count_;
-    line.history = historyAfter(before, line.number, line.signature, others);
+    line.history = historyAfter(before, line.number, signature, others);
     kept_[count_ % kKept] = line;
   }
   // A reader takes a line only if its number is the same before and after.
@@ -38,7 +36,7 @@ std::uint64_t CallBoard::post(const Signature& signature, std::uint64_t others) 
   std::atomic_thread_fence(std::memory_order_release);
   shared.history.store(line.history, std::memory_order_relaxed);
   std::array<std::uint64_t, CallLine::kWords> words{};
-  std::memcpy(words.data(), &line.signature, sizeof line.signature);
+  std::memcpy(words.data(), &signature, sizeof signature);
   for (std::size_t i = 0; i < words.size(); ++i) {
     shared.signature[i].store(words[i], std::memory_order_relaxed);
   }

@@ -218,7 +218,8 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
     x = torch.ones(10, device=DEVICE)
     dist.all_reduce(x)
     assert peer_memory.reduces_of().chosen == "one_shot"
-    assert info.groups()[0]["devices"] == {0: {"peers": True, "reason": ""}}
+    told = {each["name"]: each.get("devices") for each in info.groups()}
+    assert told[dist.group.WORLD.group_name] == {0: {"peers": True, "reason": ""}}
     reasons = [None] * 3
     dist.all_gather_object(reasons, reason)
     assert reasons == [reason] * 3

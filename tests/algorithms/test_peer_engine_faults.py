@@ -21,6 +21,7 @@ from device_ranks import fault_of, has_failed, used_group
 from on_ranks import on_ranks
 from peer_memory import DEVICE
 from suite_rules import bound, full, until
+from world import here
 
 from fastcoll.cuda import symmetric
 
@@ -165,6 +166,7 @@ def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once():
         waiting.start()
         until(lambda: quick_interpreter.polls[0] > before + 10)  # the kernel waits
         assert waiting.is_alive()
+    here().meet("the kernel waits")
     group._get_backend(torch.device(DEVICE)).abort()
     with contextlib.suppress(dist.DistBackendError):  # the call that was under way
         dist.destroy_process_group(group)

@@ -178,8 +178,9 @@ CALLS = {
     "longer all_reduce": lambda: dist.all_reduce(ones(11)),
     "all_reduce of int32": lambda: dist.all_reduce(ones(10, dtype=torch.int32)),
     "all_reduce by MAX": lambda: dist.all_reduce(ones(10), op=dist.ReduceOp.MAX),
-    "premul by 2": lambda: dist.all_reduce(ones(10), op=dist._make_nccl_premul_sum(2.0)),
-    "premul by 3": lambda: dist.all_reduce(ones(10), op=dist._make_nccl_premul_sum(3.0)),
+    "a factor of each rank": lambda: dist.all_reduce(
+        ones(10), op=dist._make_nccl_premul_sum(1.0 + dist.get_rank())
+    ),
     "broadcast from 0": lambda: dist.broadcast(ones(10), 0),
     "broadcast from 2": lambda: dist.broadcast(ones(10), 2),
     "reduce to 0": lambda: dist.reduce(ones(10), 0),
@@ -197,7 +198,6 @@ PAIRS = {
     "counts": ("all_reduce", "longer all_reduce", r"float32[10], SUM", r"float32[11], SUM"),
     "dtypes": ("all_reduce", "all_reduce of int32", "float32[10]", "int32[10]"),
     "operations": ("all_reduce", "all_reduce by MAX", "SUM", "MAX"),
-    "factors": ("premul by 2", "premul by 3", "PREMUL_SUM by 2", "PREMUL_SUM by 3"),
     "roots": ("broadcast from 0", "broadcast from 2", "root 0", "root 2"),
     "all_reduce and broadcast": ("all_reduce", "broadcast from 0", "all_reduce(", "broadcast("),
     "reduce and all_reduce": ("reduce to 0", "all_reduce", "reduce(", "all_reduce("),
