@@ -245,9 +245,13 @@ std::uint64_t CudaEngine::post(const std::vector<CallRef>& calls, const InFlight
       first = one;
       one = Signature{};
     }
-    const std::uint64_t words[] = {
-        others, one.count, std::uint64_t(one.root), std::uint64_t(one.collective),
-        std::uint64_t(one.dtype), std::uint64_t(one.op), wire};
+    const std::uint64_t words[] = {others,
+                                   one.count,
+                                   std::uint64_t(one.root),
+                                   std::uint64_t(one.collective),
+                                   std::uint64_t(one.dtype),
+                                   std::uint64_t(one.op),
+                                   wire};
     others = fnv(words, sizeof words);
   };
   for (const CallRef& call : calls) {
@@ -291,9 +295,9 @@ InFlightRef CudaEngine::put(DeviceLaunch& launch) {
 
   const std::lock_guard<std::mutex> inOrder(launchMutex_);
   // The event of a captured call belongs to its graph, so it is not used again.
-  const InFlightRef flight =
-      captured ? std::make_shared<InFlightCall>(device.type(), false)
-               : own->flights[*stream].take(device.type(), first.terms.timed);
+  const InFlightRef flight = captured
+                                 ? std::make_shared<InFlightCall>(device.type(), false)
+                                 : own->flights[*stream].take(device.type(), first.terms.timed);
   flight->begin(launch, *stream);
   const auto apart = [&](const CallRef& call) { return call->callers != stream; };
   if (std::any_of(calls.begin(), calls.end(), apart)) flight->stash(calls);

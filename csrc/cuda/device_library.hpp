@@ -29,8 +29,7 @@ class DeviceLibrary {
   /// made. One thread at a time. Throws Error. With kinds Value and Type, nothing was put on the
   /// stream, on any rank that makes this call. `captured`: the stream is being captured into a
   /// graph, and compile() was not called.
-  virtual void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair,
-                     bool captured) = 0;
+  virtual void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) = 0;
   /// Sets how long ranks wait for each other from the next call on, where they have no limit of
   /// their own: communicators, and kernels that wait on the device. From any thread.
   virtual void setTimeout(Milliseconds timeout) = 0;

@@ -36,7 +36,7 @@ class InFlightCall {
   const bool timed;
   std::uint64_t seq = 0;
   std::atomic<std::uint64_t> number{0};  // see UnderWay
-  const char* call = "";  // nameOf() its calls
+  const char* call = "";                 // nameOf() its calls
   DType dtype = DType::UInt8;
   std::int64_t inElements = 0;
   std::int64_t outElements = 0;

@@ -304,7 +304,8 @@ void Watchdog::pollInFlight() {
   }
   callLater(std::move(callbacks));
   if (!timedOut.empty()) {
-    fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms", absent), true);
+    fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms", absent),
+         true);
   }
 }
 

@@ -3,9 +3,10 @@
 // take the GIL, because a thread that hangs may hold it.
 //
 // A turn polls the ranks of this host (HostPeers), the events of calls under way, their deadlines,
-// the library's errors, and faults of other ranks (PeerNews). A fault takes two steps. At once all calls under way are marked as
-// failing and the communicators are aborted, on a thread that may hang. When the other ranks have
-// reported their progress, or after a limit, all works fail with that text.
+// the library's errors, and faults of other ranks (PeerNews). A fault takes two steps. At once all
+// calls under way are marked as failing and the communicators are aborted, on a thread that may
+// hang. When the other ranks have reported their progress, or after a limit, all works fail with
+// that text.
 //
 // The threads keep it alive, and close() waits for them only a moment. So no hang of a driver,
 // library or store can block the destruction of a group.
@@ -129,9 +130,9 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<InFlightRef> flights_;  // in order
-  std::vector<InFlightRef> ended_;   // ended, still keeping tensors
-  std::uint64_t sequence_ = 0;       // of the last call
-  std::uint64_t completed_ = 0;      // of the last call whose end was seen
+  std::vector<InFlightRef> ended_;    // ended, still keeping tensors
+  std::uint64_t sequence_ = 0;        // of the last call
+  std::uint64_t completed_ = 0;       // of the last call whose end was seen
   std::optional<TimePoint> lookingSince_;
   bool watched_ = false;
   bool captures_ = false;  // a graph has calls of the group, and its replays are not seen here

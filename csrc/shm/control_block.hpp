@@ -2,8 +2,8 @@
 // (group, rank), in the arena of the rank's process. Peers find it in the arena's directory by the
 // instance nonce.
 //
-// Writers: the owner writes its identity, signatures, progress, calls, splits and rings. Peers write
-// `waiters` (before they sleep on a word of this block) and `abort`.
+// Writers: the owner writes its identity, signatures, progress, calls, splits and rings. Peers
+// write `waiters` (before they sleep on a word of this block) and `abort`.
 #pragma once
 
 #include <atomic>

@@ -169,8 +169,8 @@ GroupMemory::~GroupMemory() {
 /// rank's device calls, and for the peer `late`, which may still write.
 void GroupMemory::giveBack(std::uint64_t offset, std::optional<int> late) {
   std::vector<Instance> writers;
-  const bool any = keep_ || read_ || aborted() ||
-                   own().progress.waiters.load(std::memory_order_seq_cst) > 0;
+  const bool any =
+      keep_ || read_ || aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0;
   for (const auto& [peer, bound] : everBound_) {
     if (any || peer == late) writers.push_back(*bound);
   }

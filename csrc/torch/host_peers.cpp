@@ -132,19 +132,18 @@ class PeersOfCpu final : public HostPeers {
       }
       if (!stopped_.insert(peer).second) continue;
       const std::string last = board.lastOf(peer);
-      log(LogLevel::Warn,
-          concat("group '", memory.identity().name, "', rank ", memory.rank(), "/", memory.size(),
-                 ": ", call.text, " waits while ", memory.memberName(peer),
-                 " is stopped by a signal or a debugger",
-                 last.empty() ? "" : ", its last call is " + last));
+      log(LogLevel::Warn, concat("group '", memory.identity().name, "', rank ", memory.rank(), "/",
+                                 memory.size(), ": ", call.text, " waits while ",
+                                 memory.memberName(peer), " is stopped by a signal or a debugger",
+                                 last.empty() ? "" : ", its last call is " + last));
     }
   }
 
   const std::weak_ptr<CpuEngine> engine_;
   mutable std::mutex mutex_;
   std::shared_ptr<CallBoard> board_;  // used only while the engine lives
-  std::mutex looking_;  // guards the rest
-  std::map<int, TimePoint> seen_;  // when a rank was seen first that had ended
+  std::mutex looking_;                // guards the rest
+  std::map<int, TimePoint> seen_;     // when a rank was seen first that had ended
   std::set<int> stopped_;
   TimePoint states_{};
 };

@@ -27,7 +27,15 @@ def build(folder: Path, name: str = "libcuda.so.1") -> Path:
     """Builds the library that repeats calls; with this name it is found as the driver."""
     library = folder / name
     source = Path(__file__).with_name("repeated_calls.c")
-    flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
+    flags = [
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-Wl,-soname,{library.name}",
+    ]
     subprocess.run(["cc", *flags, "-o", library, source], check=True)
     return library
 

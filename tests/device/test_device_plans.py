@@ -50,7 +50,8 @@ def test_many_runs_in_flight():
         assert 0 < queries_in_a_second() < 10 * 15
     assert x.tolist() == [2.0] * 3
     assert torch.equal(others.cpu(), torch.full((100, 2), 2.0))
-    for turn in range(300):  # with the records of the earlier runs, from several turns of the watchdog
+    # With the records of the earlier runs, from several turns of the watchdog.
+    for turn in range(300):
         x.fill_(turn)
         plan()
         time.sleep(0.001)

@@ -29,6 +29,7 @@ NAMED = 2.0
 
 VICTIM = 1
 
+
 def ones(count: int = 4, **options) -> torch.Tensor:
     return torch.ones(count, device=device_ranks.DEVICE, **options)
 
@@ -78,7 +79,8 @@ def loses(rank: Rank, moment: str, way: str):
 
 @pytest.mark.parametrize("moment", ["idle", "in a call", "init"])
 @pytest.mark.parametrize(
-    ("size", "pretended_hosts"), [(2, 1), full(8, 1), (4, 2), full(6, 3)],
+    ("size", "pretended_hosts"),
+    [(2, 1), full(8, 1), (4, 2), full(6, 3)],
 )
 @plays(66)
 def test_a_killed_rank(jobs, size, moment):

@@ -110,9 +110,8 @@ class PythonLibrary : public DeviceLibrary {
     // While a graph captures, nothing is freed.
     if (!captured) plans.release();
     if (!captured && plans.outdated.exchange(false)) plans.forget();
-    const auto found =
-        captured ? groupsOf(plans, launch.requests, handleOf(stream), capture.id)
-                 : std::static_pointer_cast<Found>(launch.found);
+    const auto found = captured ? groupsOf(plans, launch.requests, handleOf(stream), capture.id)
+                                : std::static_pointer_cast<Found>(launch.found);
     if (found == nullptr) return byNccl(launch.requests, stream, pair);
     if (!found->placed || found->forgotten != plans.forgotten()) {
       place(own, launch.requests, *found, stream, capture.id);
