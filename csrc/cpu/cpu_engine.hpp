@@ -175,7 +175,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::timed_mutex agreeing_;
+  std::mutex agreeing_;
   std::optional<Agreement> agreement_;
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/fork.hpp"
 #include "base/interrupt.hpp"
@@ -17,6 +18,8 @@ namespace {
 // A group of several hosts has rings inside a host that are longer by this factor. One transfer
 // between hosts is a quarter of a ring. It costs Gloo the same for 0.5 and for 2 MiB.
 constexpr std::size_t kMultiHostRing = 4;
+// Between two looks at another thread that meets the ranks.
+constexpr Milliseconds kAgreeing{2};
 
 template <std::size_t N>
 void setText(char (&field)[N], const std::string& value) {
@@ -107,8 +110,11 @@ CpuEngine::~CpuEngine() {
 /// first on this rank.
 const Agreement& CpuEngine::agree(Milliseconds timeout) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
-  std::unique_lock<std::timed_mutex> lock(agreeing_, std::defer_lock);
-  while (!lock.try_lock_for(kWaitSlice)) checkInterrupt();  // the other thread has a deadline
+  std::unique_lock<std::mutex> lock(agreeing_, std::defer_lock);
+  while (!lock.try_lock()) {  // the other thread has a deadline
+    checkInterrupt();
+    std::this_thread::sleep_for(kAgreeing);
+  }
   if (!agreement_) agreement_ = rendezvous_->agree(deadline, timeout);
   return *agreement_;
 }

@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "base/fork.hpp"
-#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "cuda/capture.hpp"
+#include "cuda/compared_calls.hpp"
 #include "cuda/device_plan.hpp"
 #include "cuda/fault_bell.hpp"
 #include "cuda/host_wait.hpp"
@@ -20,21 +20,6 @@ namespace {
 constexpr const char* kFindInterrupt = ". Find out what interrupted the rank.";
 // How long end() waits for calls under way.
 constexpr Milliseconds kShortGrace{1000};
-
-/// Whether the request's count must be equal on all ranks.
-bool sameCount(const Request& request) {
-  switch (request.collective) {
-    case Collective::AllReduce:
-    case Collective::Broadcast:
-    case Collective::Reduce:
-      return true;
-    case Collective::AllGather:
-    case Collective::ReduceScatter:
-      return request.contiguousParts;  // else each rank's may be its own
-    default:
-      return false;
-  }
-}
 
 WatchdogConfig configOf(const DeviceGroup& group) {
   WatchdogConfig config;
@@ -231,37 +216,6 @@ std::vector<DeviceRequest> CudaEngine::requestsOf(const std::vector<CallRef>& ca
   return requests;
 }
 
-/// Shows the ranks of this host the collectives among the calls, as far as they are equal on all
-/// ranks.
-std::uint64_t CudaEngine::post(const std::vector<CallRef>& calls, const InFlightCall& flight) {
-  std::optional<Signature> first;
-  std::uint64_t others = 0;
-  const auto add = [&](const Request& request, bool wire) {
-    Signature one = request.signature();
-    if (!sameCount(request)) one.count = 0;
-    one.seq = flight.seq;
-    one.factor = 1.0;  // NCCL lets each rank have its own
-    if (!first) {
-      first = one;
-      one = Signature{};
-    }
-    const std::uint64_t words[] = {others,
-                                   one.count,
-                                   std::uint64_t(one.root),
-                                   std::uint64_t(one.collective),
-                                   std::uint64_t(one.dtype),
-                                   std::uint64_t(one.op),
-                                   wire};
-    others = fnv(words, sizeof words);
-  };
-  for (const CallRef& call : calls) {
-    if (call->isMessage()) continue;
-    add(call->request, call->options != nullptr && call->options->wire.has_value());
-    for (const Request& part : call->parts) add(part, false);
-  }
-  return first ? config_.peers->post(*first, others) : 0;
-}
-
 InFlightRef CudaEngine::put(DeviceLaunch& launch) {
   const std::vector<CallRef>& calls = launch.calls;
   const Call& first = *calls.front();
@@ -302,7 +256,8 @@ InFlightRef CudaEngine::put(DeviceLaunch& launch) {
   const auto apart = [&](const CallRef& call) { return call->callers != stream; };
   if (std::any_of(calls.begin(), calls.end(), apart)) flight->stash(calls);
   watchdog_->track(flight);
-  if (compared) flight->number = post(calls, *flight);
+  const auto mine = compared ? comparedOf(calls, flight->seq) : std::nullopt;
+  if (mine) flight->number = config_.peers->post(mine->first, mine->others);
   try {
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();

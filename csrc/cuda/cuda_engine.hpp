@@ -60,7 +60,6 @@ class CudaEngine : public DeviceEngine, public std::enable_shared_from_this<Cuda
     std::unordered_map<c10::Stream, FlightPool> flights;
   };
   InFlightRef put(DeviceLaunch& launch);
-  std::uint64_t post(const std::vector<CallRef>& calls, const InFlightCall& flight);
   std::vector<DeviceRequest> requestsOf(const std::vector<CallRef>& calls) const;
   bool forked() const;
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);

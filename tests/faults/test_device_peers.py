@@ -97,6 +97,29 @@ def test_a_killed_rank(jobs, size, moment):
         assert_raised(fault, job.name(VICTIM), "process died", since=killed, within=NAMED)
 
 
+def receives(rank: Rank):
+    """The ranks meet in pairs alone, as in a pipeline: no call has all of them."""
+    begin(rank)
+    x = ones()
+    if rank.rank == VICTIM:
+        dist.send(x, 0)
+        rank.pause()
+    elif rank.rank == 0:
+        dist.recv(x, VICTIM)
+        rank.pause()
+        return catch(lambda: dist.recv(x, VICTIM))
+    return None
+
+
+def test_a_killed_rank_of_a_pair(jobs):
+    job = jobs(3, receives)
+    job.hear_all()
+    job.tell(0)
+    time.sleep(0.3)
+    killed = job.kill(VICTIM)
+    assert_raised(job.hear(0), job.name(VICTIM), "process died", since=killed, within=NAMED)
+
+
 @pytest.mark.parametrize("way", ["destroy", full("return"), "os._exit"])
 def test_a_rank_that_leaves_before_a_call(jobs, way):
     job = jobs(3, loses, "in a call", way, real_exits=[VICTIM])
