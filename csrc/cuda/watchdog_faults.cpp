@@ -65,6 +65,12 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofP
   }
   config_.failing();
   try {
+    // The rank that reports a fault first adds the progress of all. The others answer it, but do
+    // not wait for answers: a rank that has ended sends none.
+    const std::string heard = news_->heard();
+    const bool theirs = !heard.empty() && ask;
+    ask = ask && !theirs;
+    bool tells = ask || theirs || ofPeer;
     std::string came;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -74,17 +80,13 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofP
       kind_ = kind;
       cause_ = cause;
       asks_ = ask;
-      const Milliseconds patience = ask ? kAnswer + kTelling : ofPeer ? kTelling : Milliseconds(0);
-      completeBy_ = Clock::now() + patience;
+      completeBy_ = Clock::now() + (ask ? kAnswer : Milliseconds(0)) + kTelling;
       came = progress();
       for (const InFlightRef& flight : flights_) flight->markFailing();
       aborting_ = true;
       changed_.notify_all();
     }
     wakeWatching();
-    // Answer a fault of another rank; report a new one.
-    const std::string heard = news_->heard();
-    const bool theirs = !heard.empty() && ask;
     const std::string told = theirs ? heard : ownHead() + withRemedy(kind, cause);
     config_.peers->record({kind, told});
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
@@ -104,10 +106,10 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofP
     if (!communicators_->domains().empty()) {
       news_->tell(theirs ? "" : cause, came, ask ? kAnswer : Milliseconds(0));
     } else {
-      ask = ofPeer = false;  // there is no rank to ask or tell
+      tells = false;  // there is no rank to ask or tell
     }
     // A call that raises may end the process: what other hosts must hear is written first.
-    if (!ask && !ofPeer) completeFailure("");
+    if (!tells) completeFailure("");
     if (onFault_) onFault_(kind, told);
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
