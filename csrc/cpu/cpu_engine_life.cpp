@@ -197,7 +197,12 @@ PointToPoint& CpuEngine::madePointToPoint() {
 std::vector<int> CpuEngine::meet(Milliseconds timeout) {
   enter("init", 0).unlock();
   if (rendezvous_ == nullptr) return {0};
-  return agree(timeout).hosts.local();
+  try {
+    return agree(timeout).hosts.local();
+  } catch (const Error& error) {
+    abort(error.kind(), error.cause());  // publishes it, because this process may end next
+    throw;
+  }
 }
 
 void CpuEngine::meet(int peer, Milliseconds timeout) {
