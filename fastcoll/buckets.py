@@ -24,7 +24,7 @@ BLOCK = 2048
 """Elements of a program of the kernels that copy between tensors and a bucket."""
 
 PIECE = 8192
-"""Elements of a bucket that one rank reduces for the others, at most."""
+"""The most elements of a bucket that one rank reduces for the others."""
 
 
 def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:

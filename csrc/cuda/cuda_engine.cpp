@@ -135,7 +135,7 @@ void CudaEngine::prepare(c10::Device device, int pair, bool captured, const char
   prepared_.insert(key);
 }
 
-/// Meets the ranks first, so that one that ends while NCCL connects them is noticed.
+/// The ranks meet before NCCL connects them. Then the watchdog detects a rank that ends meanwhile.
 void CudaEngine::meet(c10::Device device, int pair) {
   if (config_.size == 1) return;
   const Milliseconds timeout = options_->timeout;

@@ -61,7 +61,7 @@ def destroyed_after_a_pooled_thread():
     everyone = list(range(here().size))
     began = time.monotonic()  # before the last work, so no unused thread ends within IDLE seconds
     work = dist.all_reduce(torch.ones(3), async_op=True)
-    until(work.is_completed)  # nobody waits for it, so a pooled thread takes it
+    until(work.is_completed)  # without wait(), a pooled thread runs it
     sum_over(dist.new_group(everyone), everyone)
     if pool_threads() == 0:
         return math.inf  # so slow that the thread has ended, unused: this try tells nothing
