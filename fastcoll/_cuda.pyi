@@ -157,7 +157,7 @@ class Communicators:
             processes: Those of the other ranks. If one of them ends, waiting kernels give up.
         """
 
-    def abort_all(self) -> None:
+    def abort_all(self, cause: str) -> None:
         """Aborts all communicators. Returns when NCCL does, which may be never."""
 
     def begin_calls(self) -> None:
@@ -168,6 +168,9 @@ class Communicators:
 
     @property
     def aborted(self) -> bool: ...
+    @property
+    def abort_cause(self) -> str:
+        """Why the group was aborted, or another one of its family; "" if it was not."""
 
 class Kernel:
     """Machine code that the CUDA driver has loaded on a device; see csrc/cuda/kernel.hpp.

@@ -49,6 +49,12 @@ std::string Communicators::familyFault() const {
   return kin->ended() && !aborted_.load(std::memory_order_acquire) ? kin->cause() : "";
 }
 
+std::string Communicators::abortCause() const {
+  const auto kin = family();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return aborted_.load(std::memory_order_acquire) ? abortCause_ : kin->cause();
+}
+
 bool Communicators::add(std::shared_ptr<NcclCalls> calls, int device, std::string name,
                         std::string instance, int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -97,11 +103,12 @@ void Communicators::endWaits() noexcept {
   for (KernelWords& one : kernels_) one.endWaits();
 }
 
-void Communicators::abortAll() noexcept {
+void Communicators::abortAll(std::string cause) noexcept {
   std::vector<One> all;
   const auto kin = family();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (abortCause_.empty()) abortCause_ = std::move(cause);
     aborted_.store(true, std::memory_order_release);
     // The library's abort would wait for these kernels.
     for (KernelWords& one : kernels_) one.endWaits();

@@ -69,7 +69,7 @@ class Communicators {
   bool hasKernels() const { return hasKernels_.load(std::memory_order_relaxed); }
   /// Ends the waits of kernels and aborts all communicators. Returns when the library does, which
   /// may be never. add() and aborted() report the abort at once.
-  void abortAll() noexcept;
+  void abortAll(std::string cause) noexcept;
   /// The first step of abortAll(): ends the waits of kernels. Needs neither the library nor the
   /// driver.
   void endWaits() noexcept;
@@ -80,6 +80,8 @@ class Communicators {
     return aborted_.load(std::memory_order_acquire) ||
            now_.load(std::memory_order_acquire)->ended();
   }
+  /// Why the group or its family was aborted; "" if it was not.
+  std::string abortCause() const;
   /// The first error that a kernel or the library reports, or "".
   std::string asyncError();
   std::vector<CommunicatorMemory> memory() const;
@@ -103,6 +105,7 @@ class Communicators {
   std::atomic<Family*> now_;                       // the last one
   mutable std::mutex mutex_;  // never held during a library call, which may hang
   std::vector<One> all_;
+  std::string abortCause_;
   std::vector<KernelWords> kernels_;
   mutable std::mutex asking_;  // taken before mutex_: no communicator ends while it is polled
   mutable std::mutex domainsMutex_;

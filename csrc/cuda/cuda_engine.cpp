@@ -256,11 +256,13 @@ InFlightRef CudaEngine::put(DeviceLaunch& launch) {
   const auto apart = [&](const CallRef& call) { return call->callers != stream; };
   if (std::any_of(calls.begin(), calls.end(), apart)) flight->stash(calls);
   watchdog_->track(flight);
-  const auto mine = compared ? comparedOf(calls, flight->seq) : std::nullopt;
-  if (mine) flight->number = config_.peers->post(mine->first, mine->others);
   try {
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
+    }
+    if (!launch.requests.empty()) library_->choose(launch, *stream, pair, captured);
+    if (const auto mine = compared ? comparedOf(calls, flight->seq) : std::nullopt) {
+      flight->number = config_.peers->post(mine->first, mine->others);
     }
     issue(launch, *own, pair, captured, *flight);
     captured ? watchdog_->untrack(flight) : flight->traceStart();
@@ -268,7 +270,6 @@ InFlightRef CudaEngine::put(DeviceLaunch& launch) {
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
       watchdog_->untrack(flight);
-      if (flight->number != 0) config_.peers->withdraw();
       flight->seen();  // nothing was put on the stream: it keeps nothing more
       flight->unstash();
     } else {

@@ -25,10 +25,12 @@ class DeviceLibrary {
   /// Compiles kernels for requests that come for the first time, which may take seconds. From any
   /// thread. `stream`: the one that issue() gets next; nothing is put on it.
   virtual void compile(DeviceLaunch& launch, const c10::Stream& stream) = 0;
+  /// Finds what serves the requests: a plan, or the library's own calls. One thread at a time.
+  /// `captured`: the stream is being captured into a graph, and compile() was not called. Throws
+  /// Error. With kinds Value and Type, the call is refused, by all ranks that make it.
+  virtual void choose(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) = 0;
   /// Puts the requests on the stream, several as one group, on the communicator that prepare()
-  /// made. One thread at a time. Throws Error. With kinds Value and Type, nothing was put on the
-  /// stream, on any rank that makes this call. `captured`: the stream is being captured into a
-  /// graph, and compile() was not called.
+  /// made. Called after choose(), with the same arguments. Throws Error.
   virtual void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) = 0;
   /// Sets how long ranks wait for each other from the next call on, where they have no limit of
   /// their own: communicators, and kernels that wait on the device. From any thread.

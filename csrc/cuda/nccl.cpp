@@ -84,6 +84,21 @@ bool moves(Collective collective) {
          collective == Collective::Send || collective == Collective::Recv;
 }
 
+/// NCCL's number of the operation; see nccl::numberOf().
+int numberOf(const DeviceRequest& request) {
+  if (!reduces(request.collective)) {
+    if (moves(request.collective)) return nccl::kSum;
+    throw Error(ErrorKind::Value,
+                concat("expected an operation of NCCL, got ", collectiveName(request.collective)));
+  }
+  if (!nccl::computed(request.dtype)) {
+    throw Error(ErrorKind::Type,
+                concat("expected a dtype that NCCL reduces, got torch.", dtypeName(request.dtype),
+                       ". Convert the tensor to a wider dtype first."));
+  }
+  return nccl::numberOf(request.dtype, request.op);
+}
+
 const char* remedyFor(int status) {
   switch (status) {
     case 1:
@@ -176,21 +191,10 @@ class NcclCalls::Operations {
   Operations(const Operations&) = delete;
   Operations& operator=(const Operations&) = delete;
 
-  /// Throws Error(Type) if NCCL has no such reduction.
   int of(const DeviceRequest& request) {
-    if (!reduces(request.collective)) {
-      if (moves(request.collective)) return nccl::kSum;
-      throw Error(ErrorKind::Value, concat("expected an operation of NCCL, got ",
-                                           collectiveName(request.collective)));
-    }
-    const auto type = nccl::computed(request.dtype);
-    if (!type) {
-      throw Error(ErrorKind::Type,
-                  concat("expected a dtype that NCCL reduces, got torch.", dtypeName(request.dtype),
-                         ". Convert the tensor to a wider dtype first."));
-    }
-    const int number = nccl::numberOf(request.dtype, request.op);
-    return number == nccl::kMadeForFactor ? make(request, type->code) : number;
+    const int number = numberOf(request);
+    return number == nccl::kMadeForFactor ? make(request, nccl::computed(request.dtype)->code)
+                                          : number;
   }
 
  private:
@@ -219,12 +223,16 @@ NcclCalls::NcclCalls(std::shared_ptr<const NcclFunctions> functions, std::uintpt
       ranks_(ranks),
       patience_(patience) {}
 
+void NcclCalls::throwIfRefused(const std::vector<DeviceRequest>& requests) {
+  for (const DeviceRequest& request : requests) numberOf(request);
+}
+
 void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t stream) {
   throwIfEnded();
   Operations operations(*this);
   c10::SmallVector<std::pair<const DeviceRequest*, int>, 4> calls;
   for (const DeviceRequest& request : requests) {
-    const int op = operations.of(request);  // of all, before the first call
+    const int op = operations.of(request);
     if (!changesNothing(request)) calls.emplace_back(&request, op);
   }
   void* const on = reinterpret_cast<void*>(stream);

@@ -82,8 +82,10 @@ class NcclCalls {
   std::uintptr_t communicator() const { return communicator_; }
   const NcclFunctions& functions() const { return *functions_; }
 
-  /// Puts the requests on a stream, several as one group. Throws Error(Type) if NCCL has no such
-  /// reduction; nothing was put on the stream then. Throws Error(Backend) if NCCL failed.
+  /// Throws Error(Type) if NCCL has no such reduction, or Error(Value) if it has no such call.
+  static void throwIfRefused(const std::vector<DeviceRequest>& requests);
+  /// Puts the requests, which are not refused, on a stream, several as one group. Throws
+  /// Error(Backend) if NCCL failed.
   void issue(const std::vector<DeviceRequest>& requests, std::uintptr_t stream);
 
   /// Call before the communicator is ended: a thread that waits for a call then throws.

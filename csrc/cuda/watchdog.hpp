@@ -116,7 +116,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   void startLocked();
   void pollInFlight();
   void completeFailure(const std::string& answers);
-  void abortCommunicators();
+  void abortCommunicators(const std::string& cause);
   std::string progress() const;
   /// How this rank's faults begin where other ranks read them.
   std::string ownHead() const;

@@ -93,7 +93,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofP
                                ": the group is aborted: ", withRemedy(kind, cause)));
     communicators_->endWaits();  // even if no thread can be started
     try {
-      abortCommunicators();
+      abortCommunicators(told);
     } catch (const std::exception& error) {
       {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -120,11 +120,11 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofP
 
 /// Aborts on a detached thread, because the library's abort may hang. The library finds its devices
 /// itself.
-void Watchdog::abortCommunicators() {
-  startThread([self = shared_from_this()] {
+void Watchdog::abortCommunicators(const std::string& cause) {
+  startThread([self = shared_from_this(), cause] {
     ::pthread_setname_np(::pthread_self(), "fastcoll-abort");
     const RelaxedCapture relaxed;
-    self->communicators_->abortAll();
+    self->communicators_->abortAll(cause);
     const std::lock_guard<std::mutex> lock(self->mutex_);
     self->aborting_ = false;
     self->changed_.notify_all();

@@ -45,11 +45,6 @@ std::uint64_t CallBoard::post(const Signature& signature, std::uint64_t others) 
   return line.number;
 }
 
-void CallBoard::withdraw() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  memory_.own().calls.count.store(--count_, std::memory_order_release);
-}
-
 std::optional<CallBoard::Line> CallBoard::ownLine(std::uint64_t number) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Line& line = kept_[number % kKept];
@@ -90,12 +85,8 @@ std::optional<std::string> CallBoard::mismatch() {
     // A rank that has neither line leaves it to the other one, or to a later comparison.
     const auto mine = ownLine(number), theirs = lineOf(peer, number);
     if (!mine || !theirs) continue;
-    if (mine->history == theirs->history) {
-      compared_[peer] = number;
-      if (suspect_ == peer) suspect_ = -1;
-      continue;
-    }
-    if (std::exchange(suspect_, peer) == peer) return difference(peer, number);
+    if (mine->history != theirs->history) return difference(peer, number);
+    compared_[peer] = number;
   }
   return std::nullopt;
 }

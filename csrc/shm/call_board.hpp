@@ -32,16 +32,13 @@ class CallBoard {
   /// Writes a line and returns its number, from 1. One thread at a time. `others`: a hash of what
   /// the signature does not have of the call. Of the signature, all but the seq is compared.
   std::uint64_t post(const Signature& signature, std::uint64_t others);
-  /// Takes back the last line, of a call that was not made after all.
-  void withdraw();
   /// How many lines a bound peer has written. Valid after the peer has left too.
   std::uint64_t countOf(int peer) const {
     return memory_.block(peer).calls.count.load(std::memory_order_acquire);
   }
   /// The peer's last call, "all_gather(seq 6, float32[10])"; "" if it has made none.
   std::string lastOf(int peer) const;
-  /// Compares with all members. Returns the text of the error if a rank has made another call, and
-  /// the same was seen by the comparison before: a call that is refused takes its line back. One
+  /// Compares with all members. Returns the text of the error if a rank has made another call. One
   /// thread at a time.
   std::optional<std::string> mismatch();
 
@@ -63,7 +60,6 @@ class CallBoard {
   std::uint64_t count_ = 0;
   std::array<Line, kKept> kept_{};
   std::vector<std::uint64_t> compared_;  // the number of lines at which each peer's were equal
-  int suspect_ = -1;                     // a rank that differed when it was compared last
 };
 
 }  // namespace fastcoll

@@ -43,12 +43,6 @@ class PeersOfCpu final : public HostPeers {
     return board == nullptr ? 0 : board->post(signature, others);
   }
 
-  void withdraw() override {
-    const auto engine = engine_.lock();
-    const auto board = engine == nullptr ? nullptr : this->board();
-    if (board != nullptr) board->withdraw();
-  }
-
   bool aborted() override {
     const auto engine = engine_.lock();
     return engine != nullptr && engine->memory() != nullptr && engine->memory()->aborted();

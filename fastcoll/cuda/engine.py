@@ -240,7 +240,7 @@ class CudaEngine:
 
     def _create(self, device: torch.device, pair: int) -> NcclCommunicator:
         """Makes a communicator of all ranks, or with the rank `pair`."""
-        store, member = self._store, self._member
+        store, member, communicators = self._store, self._member, self.communicators
         if pair >= 0:
             low, high = sorted((member.rank, pair))
             two = f"{member.group}, ranks {low} and {high}"
@@ -253,7 +253,7 @@ class CudaEngine:
             device,
             self._timeout.total_seconds(),
             self._made[pair] - 1,
-            self._aborted,
+            lambda: communicators.abort_cause,
             self._config,
             self._parents(device.index) if pair < 0 else (),
             self._join,

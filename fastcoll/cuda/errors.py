@@ -10,9 +10,8 @@ import torch.distributed as dist
 __all__ = ["ABORTED", "NEVER_MADE", "Member", "names_of"]
 
 ABORTED = "the group was aborted. Initialize it again to use it again."
-NEVER_MADE = (
-    "the communicator was aborted before it was made. Initialize the group again to use it again."
-)
+NEVER_MADE = "the communicator was aborted before it was made: "
+"""Followed by the cause."""
 
 
 @dataclass(frozen=True)

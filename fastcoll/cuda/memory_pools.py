@@ -137,12 +137,13 @@ class RegisteredPools:
                 return call.result()
         finally:
             self._communicators.end_calls()
-        deadline.start(self._communicators.abort_all).wait(ABORT_SECONDS)
-        raise communicator.member.fault(
+        fault = communicator.member.fault(
             "nccl_register",
             f"timed out after {communicator.timeout * 1000:.0f} ms: windows are registered by all ranks together, in "
             "the same order. Call register_mem_pool on every rank. The group is aborted.",
         )
+        deadline.start(lambda: self._communicators.abort_all(str(fault))).wait(ABORT_SECONDS)
+        raise fault
 
 
 def register(group: str, pool: Any, symmetric: bool) -> None:

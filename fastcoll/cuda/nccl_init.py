@@ -47,7 +47,7 @@ def create_communicator(
     device: torch.device,
     seconds: float,
     generation: int,
-    cancelled: Callable[[], bool],
+    abort_cause: Callable[[], str],
     config: NcclConfig | None = None,
     parents: Sequence[NcclCommunicator] = (),
     join: Callable[[CUDA.Communicators], None] = lambda family: None,
@@ -60,7 +60,7 @@ def create_communicator(
         device: The CUDA device of this rank.
         seconds: How long to wait for the other ranks.
         generation: How many communicators the ranks of this group have made before.
-        cancelled: Whether the communicator is no longer wanted: then the wait ends with an error.
+        abort_cause: Why the communicator is no longer wanted, which ends the wait with an error; "" while it is.
         config: NCCL config, equal on all ranks; if no field is set, CuPy's constructor makes the communicator.
         parents: Communicators that it may be split from, of the same rank, size and device; the best first. The ranks
             split one that all of them name.
@@ -78,7 +78,7 @@ def create_communicator(
     end = time.monotonic() + seconds
     known = {_key(one.instance): one for one in parents}
     meeting = Rendezvous(
-        store, member, generation, library.version, end, seconds, cancelled, [*known]
+        store, member, generation, library.version, end, seconds, abort_cause, [*known]
     )
     start = meeting.exchange(lambda: _unique_id(library, member))
     parent = known.get(start.parent)
@@ -105,8 +105,8 @@ def create_communicator(
                 raise member.fault(WHAT, f"another rank failed: {fault}")
             if is_ending():
                 raise member.fault(WHAT, "the interpreter ends")
-            if cancelled():
-                raise member.fault(WHAT, NEVER_MADE)
+            if cause := abort_cause():
+                raise member.fault(WHAT, NEVER_MADE + cause)
             if time.monotonic() >= end:
                 absent = meeting.not_entered()
                 who = f"{names_of(absent)} did not begin" if absent else "all ranks began"

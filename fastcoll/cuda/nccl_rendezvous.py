@@ -65,7 +65,7 @@ class Rendezvous:
         version: Version of NCCL on this rank.
         deadline: When to stop waiting, on the clock of ``time.monotonic``.
         timeout: The whole wait in seconds, for the error.
-        cancelled: Whether the communicator is no longer wanted, which ends the wait.
+        abort_cause: Why the communicator is no longer wanted, which ends the wait; "" while it is.
         parents: Keys of the communicators that this rank could split.
     """
 
@@ -77,13 +77,13 @@ class Rendezvous:
         version: int,
         deadline: float,
         timeout: float,
-        cancelled: Callable[[], bool],
+        abort_cause: Callable[[], str],
         parents: Sequence[bytes] = (),
     ) -> None:
         self._member = member
         self._deadline = deadline
         self._timeout = timeout
-        self._cancelled = cancelled
+        self._abort_cause = abort_cause
         keys = b"".join(parents[:_KEYS])
         self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version, keys)
         self._version = version
@@ -174,8 +174,8 @@ class Rendezvous:
         """Called between two reads of the store: ends the wait for records (`round` is None) or for a round."""
         if is_ending():
             raise self._member.fault(WHAT, "the interpreter ends")
-        if self._cancelled():
-            raise self._member.fault(WHAT, NEVER_MADE)
+        if cause := self._abort_cause():
+            raise self._member.fault(WHAT, NEVER_MADE + cause)
         if time.monotonic() < self._deadline:
             return
         if round is None:

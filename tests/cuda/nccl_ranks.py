@@ -96,7 +96,7 @@ def create(
 ) -> NcclCommunicator:
     """Makes the communicator of all ranks of this call, through a store of its own for each name."""
     member = Member("g", here().rank, here().size)
-    return create_communicator(store(name), member, CPU, timeout, generation, lambda: False, config)
+    return create_communicator(store(name), member, CPU, timeout, generation, str, config)
 
 
 def engine_of(name: str, timeout: float = 30, **options: Any) -> CudaEngine:

@@ -114,7 +114,7 @@ def test_an_aborted_group():
     communicator = engine._known[0, -1]
     calls = communicator.calls
     assert engine.communicators.find(0, -1) is calls
-    engine.communicators.abort_all()
+    engine.communicators.abort_all("a test")
     assert engine.communicators.find(0, -1) is None
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         calls.issue(CUDA.COLLECTIVES.index("send"), 0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0)

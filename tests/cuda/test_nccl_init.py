@@ -27,9 +27,9 @@ class Looks(threading.Event):
         super().__init__()
         self.of: Counter[int] = Counter()
 
-    def is_set(self) -> bool:
+    def cause(self) -> str:
         self.of[threading.get_ident()] += 1
-        return super().is_set()
+        return "rank 3 has ended" if self.is_set() else ""
 
 
 class Meeting:
@@ -44,7 +44,7 @@ class Meeting:
 
     def rank(self, number: int, version: int = 22907, parents: Sequence[bytes] = ()) -> Rendezvous:
         end = time.monotonic() + self.timeout
-        common = version, end, self.timeout, self.cancelled.is_set, parents
+        common = version, end, self.timeout, self.cancelled.cause, parents
         return Rendezvous(self.store, Member("g", number, self.size), 0, *common)
 
     def run(
@@ -208,7 +208,7 @@ def test_waiting_is_cancelled():
     meeting = Meeting(2)
     meeting.run([0])
     meeting.cancelled.set()
-    assert "the communicator was aborted before it was made" in meeting.texts()[0]
+    assert "the communicator was aborted before it was made: rank 3 has ended" in meeting.texts()[0]
 
 
 def test_of_a_store_nothing_is_left_when_all_went_well():
@@ -288,11 +288,13 @@ def test_aborted_while_made():
         def abort() -> None:
             # Its record is there: it waits for rank 1, or will.
             until(lambda: store("g").num_keys() > before)
-            engine.communicators.abort_all()
+            engine.communicators.abort_all("rank 3 has ended")
 
         thread = threading.Thread(target=abort)
         thread.start()
-        with pytest.raises(dist.DistBackendError, match="aborted before it was made"):
+        with pytest.raises(
+            dist.DistBackendError, match="aborted before it was made: rank 3 has ended"
+        ):
             engine.prepare(0, -1, False)
         thread.join()
 

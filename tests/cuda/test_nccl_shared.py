@@ -49,7 +49,7 @@ def test_by_default_each_group_has_its_own():
         assert summed(engine) == here().size
     assert made() == ["initRank"] * 3
     assert [engine.communicators.memory() for engine in engines] == [[("of cpu:0", 512 * MIB)]] * 3
-    engines[0].communicators.abort_all()
+    engines[0].communicators.abort_all("a test")
     assert [engine.communicators.aborted for engine in engines] == [True, False, False]
     for engine in engines:
         engine.close()
@@ -147,7 +147,7 @@ def test_either_may_be_destroyed_first(first_to_go):
 def test_an_abort_of_either_fails_both(aborted):
     """NCCL's kernels of the other group end too, so its results would be wrong."""
     engines = [sharing("a"), sharing("b")]
-    engines[aborted].communicators.abort_all()
+    engines[aborted].communicators.abort_all("a test")
     other = engines[1 - aborted]
     assert other.communicators.aborted
     with pytest.raises(dist.DistBackendError, match="was aborted"):
@@ -201,7 +201,7 @@ def test_a_part_of_split_group_shares_without_a_config_of_its_own():
     child.split(0, 0, here().rank, grandchild)
     assert grandchild.communicators.memory() == [("of cpu:0", 514 * MIB)]
     assert stranger.communicators.family != parent.communicators.family
-    child.communicators.abort_all()
+    child.communicators.abort_all("a test")
     until(lambda: parent.communicators.aborted and grandchild.communicators.aborted)
     for engine in (grandchild, child, parent, stranger):
         engine.close()

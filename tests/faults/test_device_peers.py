@@ -29,7 +29,7 @@ NAMED = 2.0
 
 VICTIM = 1
 
-MOMENTS = ["idle", "in a call"]
+MOMENTS = ["idle", "in a call", "init"]
 
 
 def ones(count: int = 4, **options) -> torch.Tensor:
@@ -79,11 +79,9 @@ def loses(rank: Rank, moment: str, way: str):
     return None
 
 
-# In NCCL's init a rank may first hear from another one that its init was aborted, without the cause.
 @pytest.mark.parametrize(
     ("size", "pretended_hosts", "moment"),
-    [(2, 1, "init")]
-    + [(size, hosts, moment) for size, hosts in ((2, 1), (4, 2)) for moment in MOMENTS]
+    [(size, hosts, moment) for size, hosts in ((2, 1), (4, 2)) for moment in MOMENTS]
     + [full(size, hosts, moment) for size, hosts in ((8, 1), (6, 3)) for moment in MOMENTS],
 )
 @plays(66)

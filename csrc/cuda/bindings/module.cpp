@@ -193,12 +193,14 @@ void bindNccl(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"),
            py::arg("processes"))
-      .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
+      .def("abort_all", &Communicators::abortAll, py::arg("cause"),
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "begin_calls", [](Communicators& all) { all.calling().lock(); },
           py::call_guard<py::gil_scoped_release>())
       .def("end_calls", [](Communicators& all) { all.calling().unlock(); })
-      .def_property_readonly("aborted", &Communicators::aborted);
+      .def_property_readonly("aborted", &Communicators::aborted)
+      .def_property_readonly("abort_cause", &Communicators::abortCause);
 }
 
 }  // namespace

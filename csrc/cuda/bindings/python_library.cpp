@@ -80,8 +80,9 @@ class PythonLibrary : public DeviceLibrary {
 
   void compile(DeviceLaunch& launch, const c10::Stream& stream) override {
     if (const auto* known = static_cast<Found*>(launch.found.get())) {
-      if (known->stream == handleOf(stream)) return;
+      if (known->stream == handleOf(stream) && known->capture == 0) return;
     }
+    launch.found = nullptr;
     const auto own = plannerOf(stream);
     if (own.plans == nullptr) return;
     const auto& requests = launch.requests;
@@ -99,25 +100,33 @@ class PythonLibrary : public DeviceLibrary {
     launch.found = std::move(found);
   }
 
-  void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) override {
+  void choose(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
-    throwFamilyFault();
-    if (communicators_->aborted()) throwAborted();
+    throwIfEnded();
     const auto own = pair < 0 ? plannerOf(stream) : Planner();
-    if (own.plans == nullptr) return byNccl(launch.requests, stream, pair);
+    if (own.plans == nullptr) return NcclCalls::throwIfRefused(launch.requests);
     Plans& plans = *own.plans;
     const Capture capture = captured ? captureOf(stream) : Capture{};
     // While a graph captures, nothing is freed.
     if (!captured) plans.release();
     if (!captured && plans.outdated.exchange(false)) plans.forget();
-    const auto found = captured ? groupsOf(plans, launch.requests, handleOf(stream), capture.id)
-                                : std::static_pointer_cast<Found>(launch.found);
-    if (found == nullptr) return byNccl(launch.requests, stream, pair);
+    if (captured) launch.found = groupsOf(plans, launch.requests, handleOf(stream), capture.id);
+    auto* const found = static_cast<Found*>(launch.found.get());
+    if (found == nullptr) return NcclCalls::throwIfRefused(launch.requests);
     if (!found->placed || found->forgotten != plans.forgotten()) {
       place(own, launch.requests, *found, stream, capture.id);
+      NcclCalls::throwIfRefused(found->left);
     }
-    // NCCL first, because it may refuse a request.
+  }
+
+  void issue(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) override {
+    const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
+    throwIfEnded();
+    const auto* const found = static_cast<Found*>(launch.found.get());
+    if (found == nullptr) return byNccl(launch.requests, stream, pair);
     if (!found->left.empty()) byNccl(found->left, stream, pair);
+    Plans& plans = *plannerOf(stream).plans;
+    const Capture capture = captured ? captureOf(stream) : Capture{};
     const auto calls = communicators_->find(stream.device_index(), -1);
     if (calls == nullptr) throwAborted();
     for (const Group& group : found->groups) {
@@ -183,6 +192,11 @@ class PythonLibrary : public DeviceLibrary {
     return found == planners_.end() ? Planner() : found->second;
   }
 
+  void throwIfEnded() const {
+    throwFamilyFault();
+    if (communicators_->aborted()) throwAborted();
+  }
+
   void throwFamilyFault() const {
     const std::string cause = communicators_->familyFault();
     if (!cause.empty()) throw Error(ErrorKind::Backend, cause);
@@ -210,6 +224,7 @@ class PythonLibrary : public DeviceLibrary {
   /// What is found for a launch, on this stream.
   struct Found {
     std::uintptr_t stream;
+    std::uint64_t capture;
     std::vector<Group> groups;
     // Set by place():
     bool placed = false;
@@ -223,7 +238,7 @@ class PythonLibrary : public DeviceLibrary {
                                          std::uintptr_t stream, std::uint64_t capture) {
     auto groups = plans.forKernels(requests);
     if (groups.empty()) return nullptr;
-    auto found = std::make_shared<Found>(Found{stream, {}});
+    auto found = std::make_shared<Found>(Found{stream, capture, {}});
     found->forgotten = plans.forgotten();
     for (Indices& those : groups) {
       Group group{std::move(those), {}, nullptr};
