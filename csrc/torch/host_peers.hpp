@@ -30,8 +30,9 @@ class HostPeers {
   /// times. Throws Error.
   virtual void meet(Milliseconds timeout) = 0;
   virtual void meet(int peer, Milliseconds timeout) = 0;
-  /// Shows the ranks of this host a call that all ranks make and that is not refused any more; returns its number, or 0 if there are
-  /// none. `others`: a hash of what the signature does not have of it. One thread at a time.
+  /// Shows the ranks of this host a call that all ranks make and that is not refused any more;
+  /// returns its number, or 0 if there are none. `others`: a hash of what the signature does not
+  /// have of it. One thread at a time.
   virtual std::uint64_t post(const Signature& signature, std::uint64_t others) = 0;
   /// Whether the CPU engine has failed, by a fault of this rank or of another one of the host.
   virtual bool aborted() = 0;
