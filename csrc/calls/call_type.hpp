@@ -24,12 +24,18 @@ enum class TracedAs {
 /// a tensor in backward that a collective has changed.
 enum class CountsChanges { Never, OnCpu, Always };
 
+/// The place of a call in collectives.def.
+enum class CallIndex : std::uint32_t {
+#define CALL(id, ...) id,
+#include "base/collectives.def"
+};
+
 struct CallType {
+  CallIndex index;
   const char* name;  // in errors: "all_reduce"
   Collective collective;
   c10d::OpType type;
   const char* title;  // in the profiler: "fastcoll:all_reduce"
-  const char* traced;
   TracedAs inputs;
   TracedAs outputs;
   CountsChanges countsChanges;
@@ -37,9 +43,10 @@ struct CallType {
 
 namespace calls {
 #define CALL(id, name, collective, type, title, traced, inputs, outputs, changes) \
-  inline constexpr CallType id{                                                   \
-      name,   Collective::collective, c10d::OpType::type, "fastcoll:" title,      \
-      traced, TracedAs::inputs,       TracedAs::outputs,  CountsChanges::changes};
+  inline constexpr CallType id{CallIndex::id,          name,                      \
+                               Collective::collective, c10d::OpType::type,        \
+                               "fastcoll:" title,      TracedAs::inputs,          \
+                               TracedAs::outputs,      CountsChanges::changes};
 #include "base/collectives.def"
 }  // namespace calls
 

@@ -116,7 +116,7 @@ void GroupTrace::describe(Call& call, std::chrono::milliseconds timeout) {
   draft.device = call.onDevice();
   const Request& request = call.parts.empty() ? call.request : call.parts[0];
   const CallType& type = *call.site.type;
-  draft.name = type.traced;
+  draft.call = static_cast<std::uint32_t>(type.index);
   if (call.isMessage()) {
     const auto* const message = draft.device ? nullptr : &static_cast<const MessageCall&>(call);
     draft.lane = trace::Lane::Message;
@@ -158,7 +158,7 @@ trace::RecordId GroupTrace::monitoredBarrier(std::chrono::milliseconds timeout) 
   record.group = number();
   if (record.group == 0) return 0;
   record.lane = trace::Lane::MonitoredBarrier;
-  record.name = "barrier";
+  record.call = static_cast<std::uint32_t>(calls::Barrier.index);
   record.seq = ++monitored_;
   record.timeoutMillis = timeout.count();
   trace::describe(record);

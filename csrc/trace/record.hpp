@@ -52,8 +52,9 @@ class Shapes {
   std::uint64_t words[kWords];
 };
 
-/// A record as stored in the ring. The caller fills in the description of the call, the trace the
-/// rest. Each field that changes later is a word of its own.
+/// A record as stored in the ring, and as other processes read it (memory.hpp). The caller fills in
+/// the description of the call, the trace the rest. Each field that changes later is a word of its
+/// own.
 struct Record {
   RecordId id = 0;
   std::uint64_t state = static_cast<std::uint64_t>(State::Scheduled);
@@ -63,16 +64,16 @@ struct Record {
   std::uint64_t seq = 0;
   std::int64_t peer = -1;  // of a message; -1: any
   std::uint32_t group = 0;
-  std::uint32_t stack = 0;  // number of the stack's text, 0: none
-  const char* name = "";    // "all_reduce", of static lifetime
+  std::uint32_t stack = 0;  // place of its text (Memory::add), 0: none
+  std::int64_t nanos = 0;   // the moment `created` by CLOCK_MONOTONIC; 0: was not read
   std::int64_t timeoutMillis = 0;
   std::int32_t root = -1;
   std::int32_t tag = 0;
   Lane lane = Lane::Collective;
   ReduceOp op = ReduceOp::None;
   bool device = false;
-  bool sends = false;  // of a message
-  std::uint32_t unused = 0;
+  bool sends = false;      // of a message
+  std::uint32_t call = 0;  // its place in base/collectives.def
   Shapes shapes;
 };
 

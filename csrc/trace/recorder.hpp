@@ -1,11 +1,11 @@
 // The trace itself, shared by trace.cpp, dump.cpp and watcher.cpp.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "trace/ring.hpp"
 #include "trace/ticks.hpp"
@@ -27,23 +27,18 @@ struct KnownGroup {
   Dumped dumped = Dumped::No;
 };
 
-/// What a dump copies under the lock.
-struct Known {
-  std::map<std::uint32_t, KnownGroup> groups;
-  std::map<std::string, int> instances;  // groups made of each name
-  std::map<RecordId, std::string> errors;
-  std::vector<const std::string*> stackTexts;  // by number, from 1; never freed
-  int rank = 0;                                // in the whole job
-};
-
-struct Recorder : Known {
+struct Recorder {
   Recorder(const Settings& settings, std::string ours, std::uint64_t forkGeneration)
       : generation(forkGeneration),
         version(std::move(ours)),
         ring(settings.traceSize),
         stacks(settings.traceStacks),
         dumpPrefix(settings.traceDump),
-        signal(signalOf(settings.traceSignal)) {}
+        signal(signalOf(settings.traceSignal)) {
+    Header& header = ring.memory().header();
+    header.firstTicks = ticks.firstTicks();
+    header.firstNanos = ticks.firstNanos();
+  }
 
   const std::uint64_t generation;
   const std::string version;  // of fastcoll
@@ -54,11 +49,19 @@ struct Recorder : Known {
   std::string prefix() const { return dumpPrefix.empty() ? kDefaultTraceDump : dumpPrefix; }
   const int signal;  // 0: none
 
-  // Guards what is known, and the next two. Held for moments only, and no other lock is taken under
-  // it.
+  // Guards the rest, and the texts in the memory. Held for moments only, and no other lock is taken
+  // under it.
   std::mutex mutex;
+  std::map<std::uint32_t, KnownGroup> groups;
+  std::map<std::string, int> instances;  // groups made of each name
+  std::map<RecordId, std::string> errors;
   std::uint32_t lastGroup = 0;
-  std::unordered_map<std::string, std::uint32_t> stackNumbers;
+  std::unordered_map<std::string, std::uint32_t> stackPlaces;
+  /// Writes groups and errors to the memory. Call it under the lock, after they have changed.
+  void publish();
+  std::int64_t rank() { return ring.memory().header().rank.load(std::memory_order_relaxed); }
+
+  std::atomic<RecordId> nextMoment{0};  // the record that gets its time by both clocks
 
   std::mutex fileMutex;  // one dump at a time
 };

@@ -50,7 +50,13 @@ class Ring::Claim {
 };
 
 Ring::Ring(std::size_t size)
-    : size_(size), mask_(std::bit_ceil(size) - 1), slots_(new Slot[mask_ + 1]) {}
+    : size_(size),
+      mask_(std::bit_ceil(size) - 1),
+      memory_(mask_ + 1, sizeof(Slot)),
+      slots_(static_cast<Slot*>(memory_.slots())),  // of zeros: version 0
+      next_(memory_.header().records) {
+  memory_.header().kept = size;
+}
 
 RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
   const RecordId id = next_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -116,23 +122,37 @@ std::vector<Record> Ring::read() const {
   const RecordId first = last > size_ ? last - size_ + 1 : 1;
   records.reserve(last - first + 1);
   for (RecordId id = first; id <= last; ++id) {
-    const Slot& slot = slotOf(id);
-    for (int i = 0; i < kTries; ++i) {
-      const std::uint64_t version = slot.version.load(std::memory_order_acquire);
-      if (version / 2 != id) break;  // not written, or overwritten since
-      if (version % 2 == 1) continue;
-      Record record;
-      char* const to = reinterpret_cast<char*>(&record);
-      for (std::size_t word = 0; word < kWords; ++word) {
-        const std::uint64_t value = slot.words[word].load(std::memory_order_acquire);
-        std::memcpy(to + 8 * word, &value, 8);
-      }
-      if (slot.version.load(std::memory_order_relaxed) != version) continue;
-      records.push_back(record);
-      break;
-    }
+    Record record;
+    if (read(id, record)) records.push_back(record);
   }
   return records;
+}
+
+bool Ring::read(RecordId id, Record& record) const {
+  const Slot& slot = slotOf(id);
+  for (int i = 0; i < kTries; ++i) {
+    const std::uint64_t version = slot.version.load(std::memory_order_acquire);
+    if (version / 2 != id) return false;  // not written, or overwritten since
+    if (version % 2 == 1) continue;
+    char* const to = reinterpret_cast<char*>(&record);
+    for (std::size_t word = 0; word < kWords; ++word) {
+      const std::uint64_t value = slot.words[word].load(std::memory_order_acquire);
+      std::memcpy(to + 8 * word, &value, 8);
+    }
+    if (slot.version.load(std::memory_order_relaxed) == version) return true;
+  }
+  return false;
+}
+
+std::string Ring::copy() const {
+  std::string slots((mask_ + 1) * sizeof(Slot), '\0');
+  for (const Record& record : read()) {
+    char* const to = slots.data() + (record.id & mask_) * sizeof(Slot);
+    const std::uint64_t version = 2 * record.id;
+    std::memcpy(to, &version, sizeof version);
+    std::memcpy(to + offsetof(Slot, words), &record, sizeof record);
+  }
+  return slots;
 }
 
 }  // namespace fastcoll::trace

@@ -8,9 +8,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "trace/memory.hpp"
 #include "trace/record.hpp"
 
 namespace fastcoll::trace {
@@ -34,6 +34,10 @@ class Ring {
   std::size_t size() const { return size_; }
   /// The number of the last record made.
   RecordId last() const { return next_.load(std::memory_order_relaxed); }
+  /// Has the slots.
+  Memory& memory() { return memory_; }
+  /// The slots as read() finds them: those that cannot be read are empty.
+  std::string copy() const;
 
  private:
   static constexpr std::size_t kWords = sizeof(Record) / 8;
@@ -45,11 +49,13 @@ class Ring {
   class Claim;
 
   Slot& slotOf(RecordId id) const { return slots_[id & mask_]; }
+  bool read(RecordId id, Record& record) const;
 
   const std::size_t size_;
   const std::size_t mask_;  // slots are a power of two, `size_` or more
-  std::unique_ptr<Slot[]> slots_;
-  std::atomic<RecordId> next_{0};
+  Memory memory_;
+  Slot* const slots_;
+  std::atomic<RecordId>& next_;
 };
 
 }  // namespace fastcoll::trace

@@ -1,6 +1,6 @@
 // The clock of the records. If the kernel itself uses the processor's counter, it is read directly:
 // 10 ns instead of 25, twice a call. Such a counter has the same rate on all cores, at any
-// frequency and in sleep. A tick's length in nanoseconds is computed on demand.
+// frequency and in sleep. A reader computes a tick's length in nanoseconds.
 #pragma once
 
 #include <chrono>
@@ -40,27 +40,10 @@ class Ticks {
     return steadyNanos();
   }
 
-  /// Converts ticks, of now or earlier, to nanoseconds since 1970.
-  class Wall {
-   public:
-    explicit Wall(const Ticks& ticks)
-        : ticks_(ticks.now()), nanos_(nanosOf(std::chrono::system_clock::now())) {
-      if (!ticks.counter_ || ticks_ <= ticks.firstTicks_) return;
-      rate_ = static_cast<double>(steadyNanos() - ticks.firstNanos_) /
-              static_cast<double>(ticks_ - ticks.firstTicks_);
-    }
-    std::int64_t operator()(std::int64_t ticks) const {
-      return nanos_ + static_cast<std::int64_t>(static_cast<double>(ticks - ticks_) * rate_);
-    }
-    double milliseconds(std::int64_t ticks) const {
-      return static_cast<double>(ticks) * rate_ * 1e-6;
-    }
-
-   private:
-    std::int64_t ticks_;
-    std::int64_t nanos_;
-    double rate_ = 1;
-  };
+  /// One moment by now() and in nanoseconds of CLOCK_MONOTONIC: with another one, the tick's
+  /// length.
+  std::int64_t firstTicks() const { return firstTicks_; }
+  std::int64_t firstNanos() const { return firstNanos_; }
 
  private:
   bool counter_ = false;

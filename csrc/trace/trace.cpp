@@ -2,12 +2,16 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "base/log.hpp"
+#include "base/topology.hpp"
+#include "base/utf8.hpp"
 #include "trace/recorder.hpp"
 
 namespace fastcoll::trace {
@@ -16,23 +20,57 @@ namespace {
 std::atomic<Recorder*> current{nullptr};
 std::atomic<std::string (*)()> stackReader{nullptr};
 
-// Limits on kept stacks and error texts. A program has few places that communicate.
-constexpr std::size_t kStacks = 1 << 14;
+// Limit on kept error texts. That on stacks is the room in the memory.
 constexpr std::size_t kErrors = 256;
+// Every so many records at most, one gets its time by CLOCK_MONOTONIC too.
+constexpr RecordId kMoments = 512;
 
-std::uint32_t numberOfStack(Recorder& all) {
+std::uint32_t placeOfStack(Recorder& all) {
   const auto reader = stackReader.load(std::memory_order_acquire);
   if (reader == nullptr) return 0;
   std::string text = reader();  // takes the GIL, so before the lock
   if (text.empty()) return 0;
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.stackNumbers.find(text);
-  if (found != all.stackNumbers.end()) return found->second;
-  if (all.stackTexts.size() >= kStacks) return 0;
-  const auto number = static_cast<std::uint32_t>(all.stackTexts.size() + 1);
-  const auto place = all.stackNumbers.emplace(std::move(text), number).first;
-  all.stackTexts.push_back(&place->first);
-  return number;
+  const auto found = all.stackPlaces.find(text);
+  if (found != all.stackPlaces.end()) return found->second;
+  const std::uint32_t place = all.ring.memory().add(validUtf8(text));
+  if (place != 0) all.stackPlaces.emplace(std::move(text), place);
+  return place;
+}
+
+/// A text as JSON has it. Bytes that are not UTF-8 are written as '?'.
+std::string quoted(const std::string& text) {
+  std::string json = "\"";
+  for (const char c : validUtf8(text)) {
+    if (c == '"' || c == '\\') json += '\\';
+    const bool control = static_cast<unsigned char>(c) < 0x20;
+    json += control ? (c == '\n' ? "\\n" : c == '\t' ? "\\t" : "?") : std::string(1, c);
+  }
+  return json + '"';
+}
+
+template <typename List, typename Text>
+std::string listed(const List& values, Text text) {
+  std::string json;
+  for (const auto& value : values) json += concat(json.empty() ? "" : ",", text(value));
+  return json;
+}
+
+/// What is the same in all states: names of what records have as numbers.
+std::string names() {
+  std::vector<int> dtypes, ops;
+  for (int i = 0; i <= static_cast<int>(DType::Opaque); ++i) dtypes.push_back(i);
+  for (int i = 0; i <= static_cast<int>(ReduceOp::None); ++i) ops.push_back(i);
+  const std::vector<const char*> calls{
+#define CALL(id, name, collective, type, title, traced, ...) traced,
+#include "base/collectives.def"
+  };
+  const auto dtype = [](int i) { return static_cast<DType>(i); };
+  return concat(
+      "\"calls\":[", listed(calls, [](const char* name) { return quoted(name); }), "],\"dtypes\":[",
+      listed(dtypes, [&](int i) { return quoted(dtypeName(dtype(i))); }), "],\"bytes\":[",
+      listed(dtypes, [&](int i) { return concat(elementSize(dtype(i))); }), "],\"ops\":[",
+      listed(ops, [](int i) { return quoted(reduceOpName(static_cast<ReduceOp>(i))); }), "]");
 }
 
 /// Forgets groups that ended before the oldest record was made. Call it under the lock.
@@ -81,6 +119,26 @@ Recorder* recorder() {
   return all != nullptr && all->generation == forkGeneration() ? all : nullptr;
 }
 
+void Recorder::publish() {
+  const auto number = [](int value) { return concat(value); };
+  // The newest group of a name has the plain name: it matters most. Ranks need not have made the
+  // same number of groups before it.
+  const auto groupText = [&](const auto& one) {
+    const auto& [group, instance, endedAt, dumped] = one.second;
+    return concat('"', one.first, "\":{\"name\":", quoted(group.name),
+                  ",\"earlier\":", instances.at(group.name) - 1 - instance,
+                  ",\"description\":", quoted(group.description), ",\"rank\":", group.rank,
+                  ",\"ranks\":[", listed(group.ranks, number), "]}");
+  };
+  const auto errorText = [](const auto& one) {
+    return concat('"', one.first, "\":", quoted(one.second));
+  };
+  ring.memory().setJson(concat("{\"version\":", quoted(version), ",\"host\":", quoted(hostName()),
+                               ",\"stacks\":", stacks ? "true" : "false", ",", names(),
+                               ",\"groups\":{", listed(groups, groupText), "},\"errors\":{",
+                               listed(errors, errorText), "}}"));
+}
+
 void begin(const Settings& settings, const std::string& version) {
   Recorder* before = current.load(std::memory_order_acquire);
   if (settings.traceSize == 0 || (before != nullptr && before->generation == forkGeneration()))
@@ -113,8 +171,7 @@ void setStackReader(std::string (*reader)()) {
 void setRank(int rank) {
   Recorder* const all = recorder();
   if (all == nullptr) return;
-  const std::lock_guard<std::mutex> lock(all->mutex);
-  all->rank = rank;
+  all->ring.memory().header().rank.store(rank, std::memory_order_relaxed);
 }
 
 std::uint32_t addGroup(Group group) {
@@ -126,6 +183,7 @@ std::uint32_t addGroup(Group group) {
   known.instance = all->instances[group.name]++;
   known.group = std::move(group);
   all->groups.emplace(++all->lastGroup, std::move(known));
+  all->publish();
   return all->lastGroup;
 }
 
@@ -143,30 +201,35 @@ void describe(Record& draft) {
     draft.group = 0;
     return;
   }
-  if (all->stacks) draft.stack = numberOfStack(*all);
+  if (all->stacks) draft.stack = placeOfStack(*all);
   draft.created = all->ticks.now();
+  draft.nanos = 0;
+  const RecordId last = all->ring.last();
+  if (last < all->nextMoment.load(std::memory_order_relaxed)) return;
+  all->nextMoment.store(last + std::min({last + 1, kMoments, all->ring.size() / 4 + 1}),
+                        std::memory_order_relaxed);
+  draft.nanos = steadyNanos();
 }
 
 RecordId record(const Record& draft, std::uint64_t seq, bool starts) {
-  if (draft.group == 0) return 0;
-  return current.load(std::memory_order_acquire)->ring.add(draft, seq, starts);
+  Recorder* const all = draft.group == 0 ? nullptr : recorder();
+  return all == nullptr ? 0 : all->ring.add(draft, seq, starts);
 }
 
-// This process's own trace made the number, so `current` needs no check of its generation.
+// A forked child has works of its parent, but not the parent's memory.
 void start(RecordId id) {
-  if (id == 0) return;
-  Recorder& all = *current.load(std::memory_order_acquire);
-  all.ring.start(id, all.ticks.now());
+  Recorder* const all = id == 0 ? nullptr : recorder();
+  if (all != nullptr) all->ring.start(id, all->ticks.now());
 }
 
 void complete(RecordId id) {
-  if (id == 0) return;
-  Recorder& all = *current.load(std::memory_order_acquire);
-  all.ring.end(id, State::Completed, all.ticks.now());
+  Recorder* const all = id == 0 ? nullptr : recorder();
+  if (all != nullptr) all->ring.end(id, State::Completed, all->ticks.now());
 }
 
 void setMessage(RecordId id, int source, std::uint64_t seq) {
-  if (id != 0) current.load(std::memory_order_acquire)->ring.setMessage(id, source, seq);
+  Recorder* const all = id == 0 ? nullptr : recorder();
+  if (all != nullptr) all->ring.setMessage(id, source, seq);
 }
 
 void fail(RecordId id, const std::string& error, bool groupFailed) noexcept {
@@ -183,6 +246,7 @@ void fail(RecordId id, const std::string& error, bool groupFailed) noexcept {
       const RecordId oldest = last > all.ring.size() ? last - all.ring.size() : 0;
       all.errors.erase(all.errors.begin(), all.errors.lower_bound(oldest));
       if (all.errors.size() < kErrors) all.errors[id] = error;
+      all.publish();
     }
     if (all.dumpPrefix.empty() || !groupFailed) return;
     const auto group = all.ring.groupOf(id);

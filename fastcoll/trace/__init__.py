@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcoll.trace.dumps import loads
+from fastcoll.trace.flight_recorder import flight_recorder
+from fastcoll.trace.memory import load
 
 __all__ = ["dump", "records"]
 
@@ -23,7 +24,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Returns the trace of this process, and writes it to a file if ``path`` is given.
 
     Args:
-        path: The file. ``fastcoll trace`` and ``torchfrtrace`` read files with a common prefix and the rank after it.
+        path: The file, for ``fastcoll trace``: a prefix that all ranks share, and the rank after it.
 
     Returns:
         The keys of torch's flight recorder, version 2.10: "entries", "pg_config", "pg_status" and "version". The key
@@ -41,7 +42,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         )
     if path is not None and compiled is not None:
         content = Path(compiled.trace_write("asked for", os.fspath(path))).read_bytes()
-    return loads(content)
+    return flight_recorder(load(content))
 
 
 def records() -> list[dict[str, Any]]:

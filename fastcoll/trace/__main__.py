@@ -1,31 +1,67 @@
-"""``fastcoll trace PREFIX``: reads the dumps of all ranks and names the rank that diverged, and the call.
+"""``fastcoll trace PREFIX`` or ``fastcoll trace --pid PID``: compares the calls of all ranks, and names the rank that
+diverged, and the call.
 
-PREFIX is the value of FASTCOLL_TRACE_DUMP, or a folder of dumps. The exit status is 0 if the ranks agree, 1 if
-they do not, 2 if there is nothing to read.
+PREFIX is the value of FASTCOLL_TRACE_DUMP, or a folder of dumps. PID is the process of torchrun, or of a rank: its job
+may run or hang, needs no setting, and is not disturbed. The exit status is 0 if the ranks agree, 1 if they do not, 2 if
+there is nothing to read.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from fastcoll.trace.analysis import analyse
-from fastcoll.trace.dumps import read
+from fastcoll.trace.analysis import Report, analyse
+from fastcoll.trace.dumps import parse, read
+from fastcoll.trace.flight_recorder import flight_recorder
+from fastcoll.trace.memory import Trace
+from fastcoll.trace.processes import read_job
 from fastcoll.trace.report import as_json, print_report
 
 __all__ = ["main"]
 
 
+_STILL = 0.5
+"""Seconds after which a rank that is late in a running job would have come."""
+
+
+def _compare(
+    traces: Sequence[Trace], earlier: Report | None = None
+) -> tuple[dict[int, dict[str, Any]], Report]:
+    """Returns the flight recorder of each rank, and the report."""
+    records = {trace.rank: flight_recorder(trace) for trace in traces}
+    return records, analyse([parse(record) for record in records.values()], earlier)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report and returns the exit status."""
     parser = argparse.ArgumentParser(prog="fastcoll trace", description=__doc__)
-    parser.add_argument("prefix", help="the dumps' names without the rank, or their folder")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("prefix", nargs="?", help="the dumps' names without the rank, or their folder")
+    source.add_argument(
+        "--pid", type=int, nargs="+", metavar="PID", help="a process of the job, or those of all its ranks"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--flight-recorder", metavar="PREFIX", help="also write files for torchfrtrace, named PREFIX and the rank"
+    )
     options = parser.parse_args(arguments)
     try:
-        report = analyse(read(options.prefix))
+        records, report = _compare(
+            read(options.prefix) if options.pid is None else read_job(options.pid)
+        )
+        if options.pid is not None and not report.healthy:
+            time.sleep(_STILL)
+            records, report = _compare(read_job(options.pid), report)
+        if options.flight_recorder is not None:
+            for rank, record in records.items():
+                Path(f"{options.flight_recorder}{rank}").write_bytes(pickle.dumps(record))
     except (OSError, ValueError) as error:
         print(f"fastcoll.trace: {error}", file=sys.stderr)
         return 2

@@ -141,8 +141,15 @@ def _look(lane: str, ranks: Sequence[int], dumps: dict[int, Dump]) -> Finding | 
     return failure
 
 
-def analyse(dumps: Sequence[Dump]) -> Report:
-    """Compares the dumps of the ranks of one job."""
+def analyse(dumps: Sequence[Dump], earlier: Report | None = None) -> Report:
+    """Compares the dumps of the ranks of one job.
+
+    Args:
+        dumps: One of each rank.
+        earlier: What was found a moment ago, of ranks that run: a rank that has not arrived at a call now, and was not
+            missing there before, is on its way.
+    """
+    before = {} if earlier is None else {lane.name: lane.finding for lane in earlier.lanes}
     by_rank = {dump.rank: dump for dump in dumps}
     named = {name: lane for dump in dumps for name, lane in dump.lanes.items()}
     lanes = []
@@ -150,6 +157,9 @@ def analyse(dumps: Sequence[Dump]) -> Report:
         known = [rank for rank in ranks if rank in by_rank]
         entries = {rank: by_rank[rank].entries.get(name, {}) for rank in known}
         found = _look(name, known, by_rank)
+        if earlier is not None and found is not None and found.kind == "missing":
+            past = before.get(name)
+            found = found if past is not None and past.seq == found.seq else None
         lanes.append(LaneReport(name, description, ranks, entries, found))
     failed = [
         (entry["ended_ns"] or 0, dump.rank, entry["error"])

@@ -18,7 +18,8 @@ import fastcoll.trace
 from fastcoll._load import C
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.analysis import analyse
-from fastcoll.trace.dumps import read
+from fastcoll.trace.dumps import parse, read
+from fastcoll.trace.flight_recorder import flight_recorder
 
 
 def calls_every_kind(rank: Rank, prefix: str):
@@ -247,7 +248,7 @@ def makes_groups_again(rank: Rank, prefix: str):
 
 def test_groups_of_one_name_are_told_apart(jobs, tmp_path):
     jobs(2, makes_groups_again, f"{tmp_path}/t_").hear_all()
-    dumps = read(f"{tmp_path}/t_")
+    dumps = [parse(flight_recorder(trace)) for trace in read(f"{tmp_path}/t_")]
     assert set(dumps[0].lanes) == {"0", "0 earlier 1"}
     assert set(dumps[1].lanes) == {"0"}
     assert analyse(dumps).healthy

@@ -1,8 +1,10 @@
 """What ranks do in the tests of the trace, and how torch's analyser is asked about their dumps."""
 
 import gc
+import io
 import logging
 import pickle
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 import torch.distributed as dist
 from backend import TORCH, all_gather_single, reduce_scatter_single
 from torch.distributed.flight_recorder.fr_trace import main as torchfrtrace
+
+from fastcoll.trace.__main__ import main
 
 
 def ask_torch(folder: Path, output: Path) -> tuple[list[str], list[object]]:
@@ -26,7 +30,9 @@ def ask_torch(folder: Path, output: Path) -> tuple[list[str], list[object]]:
     logger = logging.getLogger("Flight Recorder")
     logger.addHandler(heard)
     try:
-        torchfrtrace([str(folder), "--prefix", "t_", "-o", str(output)])
+        with redirect_stdout(io.StringIO()):
+            main([f"{folder}/t_", "--flight-recorder", f"{folder}/torch_"])
+        torchfrtrace([str(folder), "--prefix", "torch_", "-o", str(output)])
     finally:
         logger.removeHandler(heard)
         gc.enable()  # it switches it off
