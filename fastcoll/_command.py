@@ -15,7 +15,7 @@ from fastcoll._built_for import needed_torch
 
 __all__ = ["starts_command", "stop_without_torch"]
 
-_WITHOUT_TORCH = ("fastcoll.trace", "fastcoll.compare")
+_WITHOUT_TORCH = ("fastcoll.trace", "fastcoll.top", "fastcoll.compare")
 
 
 def stop_without_torch() -> None:

@@ -64,6 +64,12 @@ COMMANDS = {
         "trace traces/rank_",
         torch=False,
     ),
+    "top": Command(
+        "fastcoll.trace.top",
+        "show the ranks of a job that runs or hangs, and which of them makes the others wait",
+        "top $(pgrep -f torchrun)",
+        torch=False,
+    ),
     "tune": Command("fastcoll.tune", "measure the tuning table of this host", "tune --nproc 4"),
 }
 """The sub-commands, by name."""

@@ -28,7 +28,7 @@ std::size_t roundedTo(std::size_t bytes, std::size_t unit) {
 int makeFile(std::size_t bytes, std::size_t backed) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) return -1;
-  const int fd = static_cast<int>(::syscall(SYS_memfd_create, "fastcoll-trace", MFD_CLOEXEC));
+  const int fd = static_cast<int>(::syscall(SYS_memfd_create, "trace.fastcoll", MFD_CLOEXEC));
   if (fd < 0) return -1;
   if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 &&
       ::fallocate(fd, 0, 0, static_cast<off_t>(backed)) == 0) {

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from fastcoll.trace.flight_recorder import flight_recorder
+from fastcoll.trace.lateness import RankState, Waits
 from fastcoll.trace.memory import load
+from fastcoll.trace.processes import read_job
 
-__all__ = ["dump", "records"]
+__all__ = ["RankState", "dump", "records", "waits"]
 
 
 def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -52,3 +55,15 @@ def records() -> list[dict[str, Any]]:
     except RuntimeError:
         return []
     return found
+
+
+def waits() -> list[RankState]:
+    """Returns the state of each rank of this job on this host, and what the others have waited for it; by rank.
+
+    Shares and rates are those of the calls that the traces keep. ``fastcoll top`` shows the same of another process.
+
+    Raises:
+        ValueError: This process has no trace, or its parent has started the ranks of two jobs.
+    """
+    moment = time.monotonic_ns()
+    return Waits().look(read_job([os.getpid()]), moment)

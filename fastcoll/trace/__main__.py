@@ -43,13 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report and returns the exit status."""
     parser = argparse.ArgumentParser(prog="fastcoll trace", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("prefix", nargs="?", help="the dumps' names without the rank, or their folder")
     source.add_argument(
-        "--pid", type=int, nargs="+", metavar="PID", help="a process of the job, or those of all its ranks"
+        "prefix", nargs="?", help="the dumps' names without the rank, or their folder"
+    )
+    source.add_argument(
+        "--pid",
+        type=int,
+        nargs="+",
+        metavar="PID",
+        help="a process of the job, or those of all its ranks",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--flight-recorder", metavar="PREFIX", help="also write files for torchfrtrace, named PREFIX and the rank"
+        "--flight-recorder",
+        metavar="PREFIX",
+        help="also write files for torchfrtrace, named PREFIX and the rank",
     )
     options = parser.parse_args(arguments)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from fastcoll.trace.flight_recorder import flight_recorder
 from fastcoll.trace.memory import Trace, load
 
-__all__ = ["Dump", "Entry", "find", "parse", "read"]
+__all__ = ["Dump", "Entry", "find", "parse", "program_lines", "read"]
 
 _LIBRARY = re.compile(r"[/\\]torch[/\\]|site-packages[/\\]fastcoll[/\\]|^<frozen ")
 """Files that are not the program's; their frames are left out."""
@@ -79,9 +79,10 @@ def _described(entry: Entry) -> tuple[str, tuple[Any, ...]]:
     return f"{name}({', '.join(word for word in words if word)})", signature
 
 
-def _sources(entry: Entry) -> list[str]:
+def program_lines(frames: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the program's own lines of a stack, innermost first, at most three."""
     here = f"{Path.cwd()}/"
-    own = [frame for frame in entry["frames"] if not _LIBRARY.search(frame["filename"])]
+    own = [frame for frame in frames if not _LIBRARY.search(frame["filename"])]
     return [f"{f['filename'].removeprefix(here)}:{f['line']} in {f['name']}" for f in own[:3]]
 
 
@@ -93,7 +94,12 @@ def parse(raw: Mapping[str, Any]) -> Dump:
         for name, config in raw["pg_config"].items()
     }
     for one in raw["entries"]:
-        entry = {**dict.fromkeys(_ABSENT), **one, **one["fastcoll"], "sources": _sources(one)}
+        entry = {
+            **dict.fromkeys(_ABSENT),
+            **one,
+            **one["fastcoll"],
+            "sources": program_lines(one["frames"]),
+        }
         entry["call"], entry["signature"] = _described(entry)
         lane, _ = one["process_group"]
         entries.setdefault(lane, {})[entry["seq"]] = entry

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastcoll.trace.memory import LANES, STATES, Group, Record, Trace
 
-__all__ = ["flight_recorder"]
+__all__ = ["flight_recorder", "frames_of", "lane_of"]
 
 
 def _ends(record: Record, group: Group) -> tuple[int, int]:
@@ -23,7 +23,7 @@ def _ends(record: Record, group: Group) -> tuple[int, int]:
     return (group.rank, record.peer) if record.sends else (record.peer, group.rank)
 
 
-def _lane(record: Record, group: Group) -> tuple[str, list[int]]:
+def lane_of(record: Record, group: Group) -> tuple[str, list[int]]:
     """Returns name and ranks of the sequence that the record's number belongs to."""
     lane = LANES[record.lane]
     if lane != "message":
@@ -49,7 +49,8 @@ def _operation(record: Record, group: Group, name: str) -> str:
     return f"send {source}->{1 - source}" if record.sends else f"recv {1 - source}<-{source}"
 
 
-def _frames(stack: str) -> list[dict[str, Any]]:
+def frames_of(stack: str) -> list[dict[str, Any]]:
+    """Returns the frames of a stack's text, innermost first."""
     parts = [line.split("\t") for line in stack.splitlines()]
     return [
         {"name": part[0], "filename": "\t".join(part[1:-1]), "line": int(part[-1])}
@@ -87,7 +88,7 @@ def _entry(trace: Trace, record: Record, group: Group) -> dict[str, Any]:
     entry = {
         "record_id": record.id,
         "pg_id": record.group,
-        "process_group": (_lane(record, group)[0], group.description),
+        "process_group": (lane_of(record, group)[0], group.description),
         "collective_seq_id": record.seq,
         "p2p_seq_id": record.seq if is_message else 0,
         "op_id": record.seq,
@@ -103,7 +104,7 @@ def _entry(trace: Trace, record: Record, group: Group) -> dict[str, Any]:
         "retired": record.ended != 0,
         "timeout_ms": record.timeout_ms,
         "is_p2p": is_message,
-        "frames": _frames(trace.stacks.get(record.stack, "")),
+        "frames": frames_of(trace.stacks.get(record.stack, "")),
         "fastcoll": ours,
     }
     if completed and began:
@@ -122,7 +123,7 @@ def flight_recorder(trace: Trace) -> dict[str, Any]:
         if group is None:
             lost += 1
             continue
-        name, ranks = _lane(record, group)
+        name, ranks = lane_of(record, group)
         lanes.setdefault(name, (group.description, ranks))
         reached = status.setdefault(name, {})
         entries.append(_entry(trace, record, group))

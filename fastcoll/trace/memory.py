@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ _RECORD = struct.Struct("<QQqqqQqIIqqiiBB??IHHBBH")
 _WORDS = 40
 _SLOT = _VERSION.size + _RECORD.size + 8 * _WORDS
 _TRIES = 100
-_LINK = "/memfd:fastcoll-trace"
+_LINK = "/memfd:trace.fastcoll"
 
 LANES = ("collective", "device", "message", "monitored_barrier")
 STATES = ("scheduled", "started", "completed", "failed")
@@ -94,7 +94,7 @@ class Trace:
     """The trace of a process.
 
     Attributes:
-        pid: Its process ID, in its own namespace.
+        pid: Its process ID; in a dump, in its own namespace.
         rank: Rank in the whole job.
         host: Name of its host.
         version: Version of fastcoll.
@@ -135,9 +135,9 @@ class Trace:
         """Returns a time of a record in nanoseconds since 1970."""
         return self.wall + int((ticks - self.ticks) * self.rate)
 
-    def seconds_since(self, ticks: int, now: int) -> float:
-        """Returns the seconds from a time of a record to ``now``, in nanoseconds of CLOCK_MONOTONIC."""
-        return (now - self.nanos - (ticks - self.ticks) * self.rate) * 1e-9
+    def nanos_of(self, ticks: int) -> float:
+        """Returns a time of a record in nanoseconds of CLOCK_MONOTONIC."""
+        return self.nanos + (ticks - self.ticks) * self.rate
 
 
 def traced_processes() -> Iterator[int]:
@@ -177,7 +177,7 @@ def read(pid: int, newest: int | None = None) -> Trace:
         with memory:
             # A forked child has its parent's descriptor too.
             if _header(memory)[6] == own:
-                return _trace(memory, newest)
+                return replace(_trace(memory, newest), pid=pid)
     raise ValueError(
         f"process {pid} has no trace: it has made no group of fastcoll, or FASTCOLL_TRACE_SIZE is 0"
     )
@@ -230,9 +230,21 @@ def _header(memory: Any) -> tuple[Any, ...]:
 
 def _trace(memory: Any, newest: int | None) -> Trace:
     known = _known(memory)
-    (_, _, slot_bytes, slots, kept, texts, pid, first_ticks, first_nanos, dump_ticks, dump_nanos, wall, rank) = (
-        _header(memory)[:13]
-    )
+    (
+        _,
+        _,
+        slot_bytes,
+        slots,
+        kept,
+        texts,
+        pid,
+        first_ticks,
+        first_nanos,
+        dump_ticks,
+        dump_nanos,
+        wall,
+        rank,
+    ) = _header(memory)[:13]
     if slot_bytes < _SLOT or slots & (slots - 1) or not 0 < kept <= slots or texts > len(memory):
         raise ValueError("not a dump of fastcoll.trace: its sizes are wrong")
     if slots * slot_bytes > texts:
@@ -241,7 +253,10 @@ def _trace(memory: Any, newest: int | None) -> Trace:
     records = list(_records(memory, slot_bytes, slots, min(newest or kept, kept), recorded))
     moment = (dump_ticks, dump_nanos)
     if not dump_ticks:
-        moment = _newest_moment(memory, slot_bytes, slots, kept, recorded) or (first_ticks, first_nanos)
+        moment = _newest_moment(memory, slot_bytes, slots, kept, recorded) or (
+            first_ticks,
+            first_nanos,
+        )
         wall = time.time_ns() - time.monotonic_ns() + moment[1]
     rate = (moment[1] - first_nanos) / (moment[0] - first_ticks) if moment[0] > first_ticks else 1.0
     places = {record.stack for record in records if record.stack}
@@ -262,7 +277,8 @@ def _trace(memory: Any, newest: int | None) -> Trace:
         ),
         groups={
             int(number): Group(
-                _printable(one["name"]) + (f" earlier {int(one['earlier'])}" if one["earlier"] else ""),
+                _printable(one["name"])
+                + (f" earlier {int(one['earlier'])}" if one["earlier"] else ""),
                 _printable(one["description"]),
                 int(one["rank"]),
                 [int(rank) for rank in one["ranks"]],
@@ -293,7 +309,9 @@ def _known(memory: Any) -> dict[str, Any]:
     raise ValueError("not a dump of fastcoll.trace: it has no groups yet, or they cannot be read")
 
 
-def _records(memory: Any, slot_bytes: int, slots: int, kept: int, recorded: int) -> Iterator[Record]:
+def _records(
+    memory: Any, slot_bytes: int, slots: int, kept: int, recorded: int
+) -> Iterator[Record]:
     for number in range(max(recorded - kept, 0) + 1, recorded + 1):
         at = 4096 + (number & (slots - 1)) * slot_bytes
         for _ in range(_TRIES):

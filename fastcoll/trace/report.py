@@ -74,7 +74,9 @@ def print_report(report: Report, file: TextIO) -> None:
     """Prints the report for a person."""
     reasons = "; ".join(sorted({dump.reason for dump in report.dumps.values()}))
     ranks = spans(list(report.dumps))
-    how = f"dumps of ranks {ranks} (written because: {reasons})" if reasons else f"ranks {ranks}, now"
+    how = (
+        f"dumps of ranks {ranks} (written because: {reasons})" if reasons else f"ranks {ranks}, now"
+    )
     print(how, file=file)
     for lane in report.lanes:
         if lane.is_message and lane.finding is None:
