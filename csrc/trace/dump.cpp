@@ -40,7 +40,7 @@ std::string write(const std::string& reason, std::string path) {
   // One lock for the copy and the file: no dump may replace a later one.
   const std::lock_guard<std::mutex> lock(all->fileMutex);
   const std::string bytes = dump(reason);
-  if (path.empty()) path = concat(all->prefix(), all->rank());
+  if (path.empty()) path = concat(all->dumpPrefix, all->rank());
   // A reader during the write finds the former file or the new one. The temporary name begins with
   // a dot, so a reader of all files with the prefix skips it.
   const std::size_t slash = path.rfind('/') + 1;

@@ -41,9 +41,9 @@ int makeFile(std::size_t bytes, std::size_t backed) {
 }  // namespace
 
 Memory::Memory(std::size_t slots, std::size_t slotBytes) {
-  end_ = roundedTo(Header::kBytes + slots * slotBytes, kStep);
-  backed_ = end_ + kStep;
-  bytes_ = end_ + kTexts;
+  const std::size_t texts = roundedTo(Header::kBytes + slots * slotBytes, kStep);
+  backed_ = texts + kStep;
+  bytes_ = texts + kTexts;
   fd_ = makeFile(bytes_, backed_);
   if (fd_ < 0) {
     log(LogLevel::Info, "no file could be made for the trace (", std::strerror(errno),
@@ -59,7 +59,8 @@ Memory::Memory(std::size_t slots, std::size_t slotBytes) {
   auto* const header = new (base_) Header;
   header->slotBytes = static_cast<std::uint32_t>(slotBytes);
   header->slots = slots;
-  header->texts = end_;
+  header->texts = texts;
+  header->end = texts;
   header->pid = ::getpid();
 }
 
@@ -70,7 +71,7 @@ Memory::~Memory() {
 
 /// Returns the offset, or 0.
 std::size_t Memory::reserve(std::size_t bytes) {
-  const std::size_t begin = roundedTo(end_, 8);
+  const std::size_t begin = roundedTo(header().end.load(std::memory_order_relaxed), 8);
   if (bytes > bytes_ - begin) return 0;
   const std::size_t end = begin + bytes;
   if (end > backed_ && fd_ >= 0) {
@@ -78,7 +79,7 @@ std::size_t Memory::reserve(std::size_t bytes) {
     if (::fallocate(fd_, 0, static_cast<off_t>(backed_), static_cast<off_t>(more)) != 0) return 0;
     backed_ += more;
   }
-  end_ = end;
+  header().end.store(end, std::memory_order_relaxed);
   return begin;
 }
 

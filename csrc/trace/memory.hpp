@@ -41,7 +41,8 @@ struct Header {
   std::atomic<std::uint64_t> jsonVersion{0};  // of the JSON; odd while it changes place
   std::atomic<std::uint64_t> jsonOffset{0};
   std::atomic<std::uint64_t> jsonBytes{0};
-  char reason[64] = {};  // in a dump: why it was written
+  std::atomic<std::uint64_t> end{0};  // of the texts
+  char reason[64] = {};               // in a dump: why it was written
 };
 static_assert(sizeof(Header) <= Header::kBytes);
 
@@ -61,7 +62,7 @@ class Memory {
   void setJson(std::string_view json);
   /// All texts, as in the memory.
   std::string_view texts() const {
-    return {reinterpret_cast<const char*>(base_) + header().texts, end_ - header().texts};
+    return {reinterpret_cast<const char*>(base_) + header().texts, header().end - header().texts};
   }
 
  private:
@@ -70,7 +71,6 @@ class Memory {
   std::uint8_t* base_ = nullptr;
   int fd_ = -1;
   std::size_t bytes_ = 0;   // of address space
-  std::size_t end_ = 0;     // of the texts
   std::size_t backed_ = 0;  // memory is reserved up to here
   struct Extent {
     std::size_t offset = 0;

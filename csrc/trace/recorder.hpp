@@ -13,9 +13,6 @@
 
 namespace fastcoll::trace {
 
-/// The number of a signal such as "USR1"; 0 for "none".
-int signalOf(const std::string& name);
-
 /// How far a failed group was dumped: not at all, when the failure was noticed, or once more when a
 /// call of this rank met it.
 enum class Dumped : int { No, Noticed, Met };
@@ -33,8 +30,7 @@ struct Recorder {
         version(std::move(ours)),
         ring(settings.traceSize),
         stacks(settings.traceStacks),
-        dumpPrefix(settings.traceDump),
-        signal(signalOf(settings.traceSignal)) {
+        dumpPrefix(settings.traceDump) {
     Header& header = ring.memory().header();
     header.firstTicks = ticks.firstTicks();
     header.firstNanos = ticks.firstNanos();
@@ -46,8 +42,6 @@ struct Recorder {
   Ring ring;
   const bool stacks;
   const std::string dumpPrefix;  // empty: no automatic dumps
-  std::string prefix() const { return dumpPrefix.empty() ? kDefaultTraceDump : dumpPrefix; }
-  const int signal;  // 0: none
 
   // Guards the rest, and the texts in the memory. Held for moments only, and no other lock is taken
   // under it.
@@ -70,6 +64,6 @@ struct Recorder {
 Recorder* recorder();
 /// Writes the dump and logs its path, or why it could not be written.
 void dumpByItself(const std::string& reason) noexcept;
-void startWatcher(Recorder& recorder);
+void startWatcher();
 
 }  // namespace fastcoll::trace

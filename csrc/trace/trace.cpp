@@ -108,7 +108,7 @@ void dumpByItself(const std::string& reason) noexcept {
   try {
     const std::string path = write(reason);
     log(LogLevel::Warn, "trace written to ", path, " (", reason, "). Run `fastcoll trace ",
-        recorder()->prefix(), "` to compare those of all ranks.");
+        recorder()->dumpPrefix, "` to compare those of all ranks.");
   } catch (const std::exception& error) {
     log(LogLevel::Warn, error.what());
   }
@@ -152,7 +152,7 @@ void begin(const Settings& settings, const std::string& version) {
     return;
   }
   checkFolder(made->dumpPrefix);
-  if (!made->dumpPrefix.empty() || made->signal != 0) startWatcher(*made);
+  if (!made->dumpPrefix.empty()) startWatcher();
 }
 
 bool isOn() {

@@ -4,8 +4,9 @@
 //
 //   ring.hpp       the records, written without a lock or an allocation
 //   trace.cpp      the rest of the state: groups, error texts, stacks
-//   dump.cpp       all of it in the format of torch's flight recorder
-//   watcher.cpp    the thread that dumps on a signal, and when a group of this process has failed
+//   memory.cpp     where all of it lies, for other processes too
+//   dump.cpp       a copy of the memory in a file
+//   watcher.cpp    the thread that dumps when a group of this process has failed
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,6 @@
 #include "trace/record.hpp"
 
 namespace fastcoll::trace {
-
-/// Prefix of dumps requested by a signal if FASTCOLL_TRACE_DUMP is not set.
-constexpr const char* kDefaultTraceDump = "/tmp/fastcoll_trace_";
 
 struct Group {
   std::string name;
@@ -65,9 +63,9 @@ FASTCOLL_EXPORTED void fail(RecordId id, const std::exception_ptr& error,
 /// The group has failed because of another rank.
 void groupFailed(std::uint32_t group) noexcept;
 
-/// The dump as torch's analyser reads it: a pickle. Empty if nothing is recorded.
+/// A copy of the trace's memory. Empty if nothing is recorded.
 std::string dump(const std::string& reason);
-/// Writes the dump to `path`; if empty, the name is made of FASTCOLL_TRACE_DUMP and the rank.
+/// Writes the copy to `path`; if empty, the name is made of FASTCOLL_TRACE_DUMP and the rank.
 /// Returns the name. Throws Error(Value) if it cannot be written.
 FASTCOLL_EXPORTED std::string write(const std::string& reason, std::string path = "");
 

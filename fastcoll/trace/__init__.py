@@ -1,10 +1,9 @@
 """The last collectives and messages of this process, and the rank that differed.
 
 Every group keeps a trace of its last FASTCOLL_TRACE_SIZE calls, at a cost of some 0.05 to 0.2 us a call. An entry has
-the sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. ``dump`` returns the
-trace in the form that torch's ``torchfrtrace`` reads. With FASTCOLL_TRACE_DUMP each rank writes it to a file when a
-group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``fastcoll trace PREFIX`` merges the files of all ranks and
-names the rank that diverged.
+the sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. ``fastcoll top PID`` and
+``fastcoll trace --pid PID`` read the traces of a job's ranks while it runs or hangs. With FASTCOLL_TRACE_DUMP each rank
+writes its trace to a file when a group fails, and ``fastcoll trace PREFIX`` compares the files of all ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""``fastcoll trace PREFIX`` or ``fastcoll trace --pid PID``: compares the calls of all ranks, and names the rank that
-diverged, and the call.
+"""``fastcoll trace PREFIX`` or ``fastcoll trace --pid PID``: compares the ranks, and names the one that diverged.
 
 PREFIX is the value of FASTCOLL_TRACE_DUMP, or a folder of dumps. PID is the process of torchrun, or of a rank: its job
 may run or hang, needs no setting, and is not disturbed. The exit status is 0 if the ranks agree, 1 if they do not, 2 if

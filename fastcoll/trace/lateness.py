@@ -1,9 +1,9 @@
 """Which rank makes the others wait: by the times at which the ranks of a host arrive in each call.
 
-The ranks of a host share a clock, and their traces have the time at which each call began (on a device: was issued). In
-a collective all wait for the rank that comes last, so what the others wait is lost to that one; a receiver waits for the
-sender. Nothing is measured in the job for it. If a job makes more calls between two looks than the traces keep, those
-that are kept stand for all.
+The ranks of a host share a clock, and their traces have the time at which each call began, or was issued to a device.
+In a collective all wait for the rank that comes last, so what the others wait is lost to that one; a receiver waits for
+the sender. Nothing is measured in the job for it. If a job makes more calls between two looks than the traces keep,
+those that are kept stand for all.
 """
 
 from __future__ import annotations

@@ -12,15 +12,18 @@ import contextlib
 import curses
 import json
 import os
+import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from fastcoll.trace.dumps import program_lines
 from fastcoll.trace.lateness import RankState, Waits
 from fastcoll.trace.processes import read_job
 
@@ -49,6 +52,25 @@ _METRICS = {
 }
 
 
+def _line_of(pid: int) -> str:
+    """Returns the program's line that a process is at, if py-spy is installed here and may read it; else ""."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return ""
+    try:
+        said = subprocess.run(
+            [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            capture_output=True,
+            timeout=5,
+            check=True,
+        )
+        threads = json.loads(said.stdout)
+        lines = [line for thread in threads for line in program_lines(thread["frames"])[:1]]
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):
+        return ""
+    return lines[0] if lines else ""
+
+
 class _Job:
     """The job that is looked at."""
 
@@ -57,6 +79,7 @@ class _Job:
         self._newest = newest
         self._waits = Waits()
         self._known: dict[int, RankState] = {}
+        self._lines: dict[tuple[int, str, int], str] = {}
         self._lock = threading.Lock()
 
     def look(self) -> list[RankState]:
@@ -64,8 +87,19 @@ class _Job:
         with self._lock:
             moment = time.monotonic_ns()
             found = self._waits.look(read_job(self._pids, self._newest), moment)
-            self._known |= {state.rank: state for state in found}
+            missing = _missing(found)
+            for state in found:
+                if state.rank in missing and not state.is_in_call:
+                    state = replace(state, source=self._line(state))
+                self._known[state.rank] = state
             return list(self._known.values())
+
+    def _line(self, state: RankState) -> str:
+        """Returns where a rank is that the others miss: its trace has only the line of its last call."""
+        place = (state.pid, state.group, state.seq)
+        if place not in self._lines:
+            self._lines[place] = _line_of(state.pid) or state.source
+        return self._lines[place]
 
 
 def _state_of(state: RankState) -> str:
@@ -86,9 +120,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
+def _rate(bytes_per_second: float) -> str:
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_second >= size:
+            return f"{bytes_per_second / size:.1f} {unit}"
+    return f"{bytes_per_second * 1e-3:.1f} kB/s"
+
+
+def _missing(states: Sequence[RankState]) -> set[int]:
+    """Returns the ranks that others have waited for some time."""
+    return {rank for state in states for rank in state.waits_for if state.seconds >= _LONG}
+
+
 def _order(states: Sequence[RankState], by_loss: bool) -> list[RankState]:
-    """Ranks that others have waited for some time come first, then those that cost most."""
-    missing = {rank for state in states for rank in state.waits_for if state.seconds >= _LONG}
+    """Ranks that others miss come first, then those that cost most."""
+    missing = _missing(states)
     return sorted(
         states,
         key=lambda one: (one.rank not in missing, -one.lost, one.rank) if by_loss else one.rank,
@@ -96,7 +142,7 @@ def _order(states: Sequence[RankState], by_loss: bool) -> list[RankState]:
 
 
 def _table(states: Sequence[RankState], width: int) -> list[str]:
-    lines = [f"{'RANK':>4} {'PID':>8} {'LOST':>6} {'STATE':<7} {'SINCE':>8} {'GB/s':>7}  CALL"]
+    lines = [f"{'RANK':>4} {'PID':>8} {'LOST':>6} {'STATE':<7} {'SINCE':>8} {'MOVES':>9}  CALL"]
     for one in states:
         late = ""
         if one.waits_for:
@@ -105,7 +151,7 @@ def _table(states: Sequence[RankState], width: int) -> list[str]:
         call = f"{late}{one.call} #{one.seq}" if one.call else "no call yet"
         line = (
             f"{one.rank:>4} {one.pid:>8} {100 * one.lost:>5.1f}% {_state_of(one):<7} {_duration(one.seconds):>8} "
-            f"{one.bytes_per_second * 1e-9:>7.3f}  {call}"
+            f"{_rate(one.bytes_per_second):>9}  {call}"
         )
         lines.append((line + (f"  {one.source}" if one.source else ""))[:width])
     return lines

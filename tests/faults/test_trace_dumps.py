@@ -1,9 +1,6 @@
 """Something goes wrong: who was it, say torch's analyser and ours, of the dumps that the ranks wrote by themselves."""
 
 import json
-import os
-import signal
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,13 +10,11 @@ import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_call import others_first, soon
 from on_ranks import on_ranks
-from suite_rules import bound, until
+from suite_rules import until
 from trace_scenarios import ask_torch
 
 import fastcoll.trace
 from fastcoll.trace.__main__ import main
-from fastcoll.trace.flight_recorder import flight_recorder
-from fastcoll.trace.memory import load
 
 ODD = 1
 
@@ -137,51 +132,6 @@ def test_a_rank_that_died_has_no_dump(traced, said, folder):
     assert report["absent"] == report["guilty"] == [ODD]
     assert "there is no dump of rank 1" in text
     assert "died" in report["first_error"][1]
-
-
-def hangs(rank: Rank):
-    does_five_steps(rank)
-    if rank.rank == ODD:
-        rank.hear()
-    rank.tell("calls")
-    dist.all_reduce(torch.ones(8))
-
-
-def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
-    job = traced(2, hangs, FASTCOLL_TRACE_SIGNAL="USR2")
-    assert job.hear(0) == "calls"
-    calls: list[int] = []
-    end = time.monotonic() + bound(10)
-    while 6 not in calls:  # it may not be in the call yet
-        assert time.monotonic() < end
-        (folder / "t_0").unlink(missing_ok=True)
-        job.signal(0, signal.SIGUSR2)
-        until((folder / "t_0").exists)
-        entries = flight_recorder(load((folder / "t_0").read_bytes()))["entries"]
-        calls = [entry["collective_seq_id"] for entry in entries]
-    job.signal(ODD, signal.SIGUSR2)
-    until((folder / f"t_{ODD}").exists)
-    status, report, text = said(ended=False)
-    assert (status, report["guilty"]) == (1, [ODD])
-    assert "rank 1 has not arrived at all_reduce(float32[8], op SUM), seq 6" in text
-    assert report["first_error"] is None
-    # Both go on.
-    job.tell(ODD)
-    assert job.hear(ODD) == "calls"
-
-
-def is_called_too(rank: Rank, path: str):
-    seen = []
-    signal.signal(signal.SIGUSR2, lambda *_: seen.append(1))
-    rank.init()
-    os.kill(os.getpid(), signal.SIGUSR2)
-    until(Path(path).exists)
-    return seen
-
-
-def test_the_program_s_own_handler_of_the_signal_is_called_too(traced, folder):
-    job = traced(1, is_called_too, str(folder / "t_0"), FASTCOLL_TRACE_SIGNAL="USR2")
-    assert job.hear(0) == [1]
 
 
 def receives_for_ever(rank: Rank, *source: int):

@@ -175,6 +175,18 @@ def test_which_rank_hangs(tmp_path):
     assert printed.endswith(f"\n{below}\n")
 
 
+@pytest.mark.full
+def test_which_rank_is_slow(tmp_path):
+    """The first row is the slow rank's, and it costs the others more than all other ranks together."""
+    name = "which_rank_is_slow.py"
+    head, *rows = run(sys.executable, str(EXAMPLES / name), folder=tmp_path).splitlines()
+    assert head == expected(name)[0]
+    ranks, _, lost = zip(*(row.split()[:3] for row in rows), strict=True)
+    assert ranks[0] == expected(name)[1].split()[0] and sorted(ranks) == ["0", "1", "2", "3"]
+    first, *others = (float(share.rstrip("%")) for share in lost)
+    assert first > sum(others)
+
+
 # A third rank that was late leaves no majority in "mismatch", and no name.
 @pytest.mark.parametrize(
     ("fault", "named"), [("mismatch", "float32[1001]"), ("died", "\nLook at rank 1 first.\n")]
