@@ -121,6 +121,7 @@ static Status submit(Comm* comm, const void* stream, Kind kind, const void* send
     status = struck.status;
     op.hang = struck.hang;
     op.polls = struck.polls;
+    if (struck.skip) return OK;
   }
   if (status == OK && stream && stream == atomic_load(&graph.stream)) return capture(&op);
   if (status == OK) report(&op, stream);
