@@ -9,9 +9,9 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from captures import driver
 from on_ranks import on_ranks
 from peer_memory import DEVICE
-from test_device_capture import driver
 
 import fastcoll
 from fastcoll import buckets

@@ -1,8 +1,9 @@
-"""Prints as JSON what calls of one rank on a CUDA tensor cost the host, on the stand-ins: nanoseconds and allocations.
+"""Prints as JSON what a rank's calls on a CUDA tensor cost the host, on the stand-ins: nanoseconds and allocations.
 
 ``python tests/device/plan_cost.py [rounds [way ...]]``. A round makes 2000 calls each way, and then waits until the
 watchdog has seen their ends. Figures are for 2000 calls: the calling thread's CPU time, as the median of the rounds,
-and the most allocations.
+and the most allocations. The variable WORLD_SIZE=2 starts two ranks, which compare their calls, but not with
+FASTCOLL_SHARED_MEMORY=off. The figures are of rank 0. NCCL's stand-in then moves nothing, so no rank waits.
 """
 
 import ctypes
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 CALLS = 2000
+SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 BFLOAT16 = 9  # ncclBfloat16
 
 
@@ -66,7 +68,7 @@ def nccl_call(x, y):
     return lambda count: repeat(nccl.ncclAllGather, *given, ctypes.c_size_t(count))
 
 
-def measure(rounds: int, chosen: list[str]) -> dict[str, dict[str, float]]:
+def measure(rank: int, folder: Path, rounds: int, chosen: list[str]) -> dict[str, dict[str, float]]:
     import device_ranks
 
     device_ranks.prepare()
@@ -76,12 +78,15 @@ def measure(rounds: int, chosen: list[str]) -> dict[str, dict[str, float]]:
 
     import fastcoll
 
-    dist.init_process_group("fastcoll", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.FileStore(str(folder / "store"), SIZE)
+    dist.init_process_group("fastcoll", store=store, rank=rank, world_size=SIZE)
     x = torch.ones(64, dtype=torch.bfloat16, device=device_ranks.DEVICE)
-    y = torch.empty_like(x)
+    y = x.repeat(SIZE)
     comm = fastcoll.communicator()
     plan = comm.all_gather_plan(y, x)
     plan()
+    if SIZE > 1:
+        device_ranks.inject("skip * 0 0 2000000000")
 
     def repeated(call):
         def cost(count):
@@ -112,6 +117,7 @@ def measure(rounds: int, chosen: list[str]) -> dict[str, dict[str, float]]:
                 time.sleep(0.15)  # a turn of the watchdog
                 if at >= 3:
                     found.append(cost)
+    dist.barrier()
     return {
         way: {
             "nanoseconds": statistics.median(one.nanoseconds for one in found),
@@ -123,10 +129,20 @@ def measure(rounds: int, chosen: list[str]) -> dict[str, dict[str, float]]:
 
 if __name__ == "__main__":
     if "libcuda.so.1" in os.environ.get("LD_PRELOAD", ""):
-        print(json.dumps(measure(int(sys.argv[1]) if sys.argv[1:] else 9, sys.argv[2:])))
+        rank, folder, rounds, *chosen = sys.argv[1:]
+        costs = measure(int(rank), Path(folder), int(rounds), chosen)
+        if rank == "0":
+            print(json.dumps(costs))
     else:
         sys.path.insert(0, str(Path(__file__).parents[1]))
         with tempfile.TemporaryDirectory() as folder:
             preload = f"{build(Path(folder))} {os.environ.get('LD_PRELOAD', '')}"
             environment = {**os.environ, "LD_PRELOAD": preload, "PYTHONPATH": ":".join(sys.path)}
-            sys.exit(subprocess.call([sys.executable, *sys.argv], env=environment))
+            given = sys.argv[1:] or ["9"]
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, __file__, str(rank), folder, *given], env=environment
+                )
+                for rank in range(SIZE)
+            ]
+            sys.exit(max(abs(rank.wait()) for rank in ranks))

@@ -1,85 +1,18 @@
-"""Streams that are being captured into a graph, as a driver tells it that is not there: a stand-in for it."""
+"""Streams that are being captured into a graph, as the stand-in for a driver tells it (captures.py)."""
 
-import ctypes
 import datetime
-import subprocess
 
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from captures import driver
 from fault_list import plays
 from on_ranks import on_ranks
-from world import here
 
 pytestmark = on_ranks(2, world="nccl_world", kill=True, fresh=True)  # with its driver
 
 DEVICE = "recording:0"
-
-DRIVER = """
-static const void* captured;
-static int relaxed, broken;
-static unsigned long long graphs;  /* the number of a graph is also the id of its capture */
-static struct { void (*end)(void*); void* object; unsigned long long graph; } kept[16];
-static __thread int mode;  /* "global" at first */
-void capture(const void* stream) { captured = stream; graphs += stream != 0; }
-int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph,
-                              void* dependencies, void* count) {
-  *status = captured && stream == captured;
-  *id = graphs;
-  *graph = (void*)graphs;
-  return 0;
-}
-int cuUserObjectCreate(int* made, void* object, void (*end)(void*), unsigned count, unsigned flags) {
-  for (*made = 0; kept[*made].end; ++*made) continue;
-  kept[*made].end = end;
-  kept[*made].object = object;
-  return count == 1 && flags == 1 ? 0 : 1;
-}
-int cuGraphRetainUserObject(void* graph, long object, unsigned count, unsigned flags) {
-  kept[(int)object].graph = (unsigned long long)graph;
-  return count == 1 && flags == 1 ? 0 : 1;
-}
-void destroy_graph(unsigned long long graph) {
-  for (int i = 0; i < 16; ++i) {
-    if (kept[i].end && kept[i].graph == graph) kept[i].end(kept[i].object), kept[i].end = 0;
-  }
-}
-int relaxed_threads(void) { return relaxed; }
-int broken_captures(void) { return broken; }
-int recordingDeviceCaptures(const void* stream) { return captured && stream == captured; }
-int recordingDeviceRefuses(void) {
-  if (!captured || mode == 2) return 0;
-  __atomic_add_fetch(&broken, 1, __ATOMIC_SEQ_CST);
-  return 1;
-}
-int cuStreamIsCapturing(void* stream, int* status) {
-  *status = captured && stream == captured;
-  return 0;
-}
-int cuThreadExchangeStreamCaptureMode(int* other) {
-  int before = mode;
-  mode = *other;
-  *other = before;
-  if (mode == 2) __atomic_add_fetch(&relaxed, 1, __ATOMIC_SEQ_CST);
-  return 0;
-}
-"""
-
-
-def driver():
-    """Builds and loads it, under the name by which a driver is found."""
-    folder = here().scratch / f"driver{here().rank}"
-    folder.mkdir()
-    source, library = folder / "driver.c", folder / "libcuda.so.1"
-    source.write_text(DRIVER)
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True
-    )
-    loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    loaded.capture.argtypes = [ctypes.c_void_p]
-    loaded.destroy_graph.argtypes = [ctypes.c_ulonglong]
-    return loaded
 
 
 def test_captured_calls():

@@ -50,6 +50,37 @@ static Status keep(const Operation* op) {
   return OK;
 }
 
+/// The calls on a captured stream, which are kept for replays instead of being made.
+static struct {
+  const void* _Atomic stream;
+  Operation operations[MAX_OPS];
+  size_t count;
+} graph;
+
+/// NULL ends the capture.
+EXPORT void fakeNcclCapture(const void* stream) {
+  if (stream) graph.count = 0;
+  atomic_store(&graph.stream, stream);
+}
+
+static Status capture(const Operation* op) {
+  if (graph.count == MAX_OPS) return error(INVALID_USAGE, "a graph has %d calls at most", MAX_OPS);
+  graph.operations[graph.count++] = *op;
+  return OK;
+}
+
+/// Makes the captured calls, and waits for their end.
+EXPORT Status fakeNcclReplay(void) {
+  Operation operations[MAX_OPS];
+  for (size_t i = 0; i < graph.count; ++i) {
+    operations[i] = graph.operations[i];
+    const Status status = alive(operations[i].comm, "replay");
+    if (status != OK) return status;
+  }
+  return graph.count ? execute(operations, graph.count)
+                     : error(INVALID_USAGE, "no call was captured");
+}
+
 /// Reports the operation's reads and writes to the recording device, if it is in this process.
 static void report(const Operation* op, const void* stream) {
   typedef void (*Access)(const void*, const void*, size_t, int, const char*);
@@ -90,7 +121,9 @@ static Status submit(Comm* comm, const void* stream, Kind kind, const void* send
     status = struck.status;
     op.hang = struck.hang;
     op.polls = struck.polls;
+    if (struck.skip) return OK;
   }
+  if (status == OK && stream && stream == atomic_load(&graph.stream)) return capture(&op);
   if (status == OK) report(&op, stream);
   if (status == OK) status = group.depth ? keep(&op) : execute(&op, 1);
   if (status == OK || status == IN_PROGRESS) count_call(op.comm);

@@ -153,7 +153,7 @@ void release(void);
 // faults.c
 typedef struct {
   Status status;  // if not OK, the call returns it and does nothing
-  bool hang;
+  bool hang, skip;
   int polls;
 } Fault;
 Fault fault(const char* name);

@@ -5,6 +5,7 @@
 //   fail name status         the call returns this status and does nothing else
 //   hang name 0              the call waits until its communicator is aborted
 //   in_progress name polls   the call is done; it and so many polls return ncclInProgress
+//   skip name 0              the call is not made, and succeeds
 //   async_error name status  the call is done; the communicator gets this asynchronous error
 // FAKE_NCCL_LOG names a file to which every call is appended.
 #define _GNU_SOURCE
@@ -33,14 +34,14 @@ static char (*calls)[TEXT];
 
 /// Adds a fault. Returns 0, or -1 if the text is invalid.
 EXPORT int fakeNcclInject(const char* text) {
-  static const char* const kinds[] = {"fail", "hang", "in_progress", "async_error"};
+  static const char* const kinds[] = {"fail", "hang", "in_progress", "skip", "async_error"};
   Injected injected;
   if (sscanf(text, "%15s %31s %d %d %d", injected.kind, injected.name, &injected.number,
              &injected.after, &injected.times) != 5) {
     return -1;
   }
   bool known = false;
-  for (int i = 0; i < 4; ++i) known = known || !strcmp(kinds[i], injected.kind);
+  for (int i = 0; i < 5; ++i) known = known || !strcmp(kinds[i], injected.kind);
   pthread_mutex_lock(&lock);
   known = known && fault_count < MAX_FAULTS;
   if (known) faults[fault_count++] = injected;
@@ -88,7 +89,7 @@ static _Thread_local int struck_async;
 
 /// Returns the fault for this call.
 Fault fault(const char* name) {
-  Fault found = {OK, false, 0};
+  Fault found = {OK, false, false, 0};
   struck_async = 0;
   bool moves = false;
   for (int kind = 0; kind < KINDS; ++kind) moves = moves || !strcmp(kind_names[kind], name);
@@ -101,6 +102,7 @@ Fault fault(const char* name) {
     --one->times;
     if (!strcmp(one->kind, "fail")) found.status = (Status)one->number;
     if (!strcmp(one->kind, "hang")) found.hang = true;
+    if (!strcmp(one->kind, "skip")) found.skip = true;
     if (!strcmp(one->kind, "in_progress")) found.polls = one->number;
     if (!strcmp(one->kind, "async_error")) struck_async = one->number;
   }

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 
+import captures
 import device_ranks
 import pytest
 import torch
@@ -139,6 +140,57 @@ def test_a_rank_that_leaves_before_a_call(jobs, way):
     if way == "destroy":
         job.tell(VICTIM)
         job.hear(VICTIM)
+
+
+# --- a rank that is killed while a graph has calls of the group ----------------------------------
+
+NEXT = {"call": lambda: dist.all_reduce(ones()), "destroy": dist.destroy_process_group}
+
+
+def replays(rank: Rank, graph: str, then: str):
+    """A replay's calls are not seen: nothing of the group is under way."""
+    used(rank)
+    x, y = ones(1) * rank.rank, ones(rank.size)
+    if graph != "none":
+        with captures.captured(captures.driver()):
+            dist.all_gather_into_tensor(y, x)
+        assert y.tolist() == [1.0] * rank.size
+    if graph == "replayed":
+        assert captures.replay()
+        assert y.tolist() == [*range(rank.size)]
+    rank.tell("ready")
+    while graph == "replayed" and captures.replay():
+        continue
+    until(lambda: device_ranks.has_failed(dist.group.WORLD))
+    return catch(NEXT[then])
+
+
+@pytest.mark.parametrize(
+    ("size", "pretended_hosts", "graph", "then"),
+    [(2, 1, graph, then) for graph in ("captured", "replayed") for then in NEXT]
+    + [full(*of, "replayed", then) for of in ((4, 2), (8, 1)) for then in NEXT],
+)
+@plays(66)
+def test_a_killed_rank_of_a_graph(jobs, size, graph, then):
+    """A replay may be under way, so what it computes may be wrong: also who makes no call any more must hear it."""
+    job = jobs(size, replays, graph, then)
+    job.hear_all()
+    time.sleep(0.3)  # they replay, or wait for no call at all
+    killed = job.kill(VICTIM)
+    said = "failed before" if then == "call" else "failed before it was destroyed"
+    for fault in job.hear_all(but=[VICTIM]).values():
+        assert_raised(fault, said, job.name(VICTIM), "process died", since=killed, within=NAMED)
+
+
+def test_a_killed_rank_of_an_idle_group_without_graphs(jobs):
+    """It has spoiled no result, so the end of the group says nothing."""
+    job = jobs(2, replays, "none", "destroy")
+    job.hear_all()
+    job.kill(VICTIM)
+    assert job.hear(0) is None
+
+
+# --- ranks that leave in order -------------------------------------------------------------------
 
 
 def last_calls(rank: Rank, rounds: int) -> int:
