@@ -198,26 +198,28 @@ void Watchdog::endProcessIfDue() noexcept {
 }
 
 bool Watchdog::lookAtPeers() {
-  if (config_.peers->aborted()) {
-    const auto [kind, text, when] = config_.peers->recorded();
-    const bool theirs = text.rfind("rank ", 0) == 0 && text.rfind(ownHead(), 0) != 0;
-    if (theirs) news_->hear(text);
-    fail(kind, concat(theirs ? kTheirs : "a call on CPU tensors has failed: ", text), theirs);
-    return true;
-  }
+  const bool aborted = config_.peers->aborted();
   UnderWay call;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (phase_ != Phase::Healthy || closing_) return false;
+    if (phase_ != Phase::Healthy || (closing_ && !aborted)) return aborted;
     const auto numbered = [](const InFlightRef& flight) { return flight->number != 0; };
     auto first = std::find_if(flights_.begin(), flights_.end(), numbered);
     if (first == flights_.end()) first = flights_.begin();
     if (!flights_.empty()) call = {(*first)->describe(), (*first)->number, (*first)->launched};
   }
-  const auto fault = config_.peers->look(call);
-  if (!fault) return false;
-  fail(fault->kind, fault->text, false, true);
-  return true;
+  const auto found = config_.peers->look(call);
+  const bool ofPeer = !found || !found->mismatch;
+  if (aborted) {
+    const auto [kind, text, when] = config_.peers->recorded();
+    const bool theirs = text.rfind("rank ", 0) == 0 && text.rfind(ownHead(), 0) != 0;
+    if (theirs) news_->hear(text);
+    fail(kind, concat(theirs ? kTheirs : "a call on CPU tensors has failed: ", text), theirs,
+         theirs && ofPeer);
+    return true;
+  }
+  if (found) fail(found->fault.kind, found->fault.text, false, ofPeer);
+  return found.has_value();
 }
 
 void Watchdog::look() {
@@ -238,7 +240,7 @@ void Watchdog::look() {
   note(std::nullopt);
   if (!fault.empty()) return fail(ErrorKind::Backend, fault, true);
   const std::string heard = news_->heard();
-  if (!heard.empty()) fail(ErrorKind::Backend, kTheirs + heard, true);
+  if (!heard.empty()) fail(ErrorKind::Backend, kTheirs + heard, true, true);
 }
 
 /// Queries events without the lock, because a driver may hang. Calls on a stream end in order, so a

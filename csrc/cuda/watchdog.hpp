@@ -71,8 +71,8 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   /// Ends the group on all ranks; the first fault counts. `ask`: add the progress of the other
   /// ranks to the text. From any thread; does not wait.
-  /// `ofPeer`: only this host sees the fault, so it is told to the others first. It has spoiled no
-  /// result if no call is under way; then the next call raises it, and without one it does no harm.
+  /// `ofPeer`: it is another rank's, so it is told to the others first. It has spoiled no result if
+  /// no call is under way; then the next call raises it, and without one it does no harm.
   void fail(ErrorKind kind, const std::string& cause, bool ask, bool ofPeer = false) noexcept;
   /// Waits for the text of a fault under way, until shortly after the text is due.
   void waitForFailure() noexcept;

@@ -60,7 +60,7 @@ class PeersOfCpu final : public HostPeers {
     engine->memory()->abort(fault.kind, fault.text);
   }
 
-  std::optional<Fault> look(const UnderWay& call) override {
+  std::optional<HostFault> look(const UnderWay& call) override {
     const auto engine = engine_.lock();
     if (engine == nullptr || engine->memory() == nullptr) return std::nullopt;
     const GroupMemory& memory = *engine->memory();
@@ -69,12 +69,14 @@ class PeersOfCpu final : public HostPeers {
     for (int peer = 0; peer < memory.size(); ++peer) {
       if (peer == memory.rank() || !memory.isBound(peer)) continue;
       if (isLost(memory, peer, call, now)) {
-        return Fault{ErrorKind::Backend, memory.causeOfSilence(peer, call.text)};
+        return HostFault{{ErrorKind::Backend, memory.causeOfSilence(peer, call.text)}};
       }
     }
     const auto board = this->board();
     if (board == nullptr) return std::nullopt;
-    if (auto text = board->mismatch()) return Fault{ErrorKind::Backend, std::move(*text)};
+    if (auto text = board->mismatch()) {
+      return HostFault{{ErrorKind::Backend, std::move(*text)}, true};
+    }
     warnOfStopped(memory, *board, call, now);
     return std::nullopt;
   }

@@ -22,6 +22,12 @@ struct UnderWay {
   TimePoint since;           // when it was launched
 };
 
+/// A fault that this host shows.
+struct HostFault {
+  Fault fault;
+  bool mismatch = false;  // a rank has made another call, so results may be wrong; else it is lost
+};
+
 /// From any thread. After the group has ended, no call has an effect.
 class HostPeers {
  public:
@@ -43,7 +49,7 @@ class HostPeers {
   virtual void record(const Fault& fault) = 0;
   /// A fault that this host shows: a rank has ended, has left before a call, or has made another
   /// call. Also warns of a rank that is stopped while the others wait.
-  virtual std::optional<Fault> look(const UnderWay& call) = 0;
+  virtual std::optional<HostFault> look(const UnderWay& call) = 0;
   /// "; not arrived: rank 2 (pid 4711, host h1), last call all_gather(seq 6), state T (stopped)":
   /// the ranks of this host that a call of that number waits for; "" if there are none.
   virtual std::string late(std::uint64_t number) = 0;

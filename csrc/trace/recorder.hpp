@@ -18,46 +18,37 @@ namespace fastcoll::trace {
 enum class Dumped : int { No, Noticed, Met };
 
 struct KnownGroup {
-  Group group;
-  int instance = 0;      // index among the groups of this name, from 0
+  std::string json;
   RecordId endedAt = 0;  // the last record when the group ended; 0: it has not
   Dumped dumped = Dumped::No;
 };
 
 struct Recorder {
-  Recorder(const Settings& settings, std::string ours, std::uint64_t forkGeneration)
-      : generation(forkGeneration),
-        version(std::move(ours)),
-        ring(settings.traceSize),
-        stacks(settings.traceStacks),
-        dumpPrefix(settings.traceDump) {
-    Header& header = ring.memory().header();
-    header.firstTicks = ticks.firstTicks();
-    header.firstNanos = ticks.firstNanos();
-  }
+  /// `version`: of fastcoll.
+  Recorder(const Settings& settings, const std::string& version, std::uint64_t forkGeneration);
 
   const std::uint64_t generation;
-  const std::string version;  // of fastcoll
   const Ticks ticks;
   Ring ring;
   const bool stacks;
   const std::string dumpPrefix;  // empty: no automatic dumps
+  std::int64_t rank() { return ring.memory().header().rank.load(std::memory_order_relaxed); }
+  std::atomic<RecordId> nextMoment{0};  // the record that gets its time by both clocks
 
   // Guards the rest, and the texts in the memory. Held for moments only, and no other lock is taken
   // under it.
   std::mutex mutex;
   std::map<std::uint32_t, KnownGroup> groups;
-  std::map<std::string, int> instances;  // groups made of each name
   std::map<RecordId, std::string> errors;
   std::uint32_t lastGroup = 0;
   std::unordered_map<std::string, std::uint32_t> stackPlaces;
   /// Writes groups and errors to the memory. Call it under the lock, after they have changed.
   void publish();
-  std::int64_t rank() { return ring.memory().header().rank.load(std::memory_order_relaxed); }
-
-  std::atomic<RecordId> nextMoment{0};  // the record that gets its time by both clocks
 
   std::mutex fileMutex;  // one dump at a time
+
+ private:
+  const std::string head_;  // of the JSON
 };
 
 /// The trace of this process; nullptr if there is none. It is never destroyed.

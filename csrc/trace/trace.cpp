@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -119,24 +120,32 @@ Recorder* recorder() {
   return all != nullptr && all->generation == forkGeneration() ? all : nullptr;
 }
 
+Recorder::Recorder(const Settings& settings, const std::string& version,
+                   std::uint64_t forkGeneration)
+    : generation(forkGeneration),
+      ring(settings.traceSize),
+      stacks(settings.traceStacks),
+      dumpPrefix(settings.traceDump),
+      head_(concat("{\"version\":", quoted(version), ",\"host\":", quoted(hostName()),
+                   ",\"stacks\":", stacks ? "true" : "false", ",", names(), ",\"groups\":{")) {
+  Header& header = ring.memory().header();
+  header.firstTicks = ticks.firstTicks();
+  header.firstNanos = ticks.firstNanos();
+}
+
 void Recorder::publish() {
-  const auto number = [](int value) { return concat(value); };
-  // The newest group of a name has the plain name: it matters most. Ranks need not have made the
-  // same number of groups before it.
-  const auto groupText = [&](const auto& one) {
-    const auto& [group, instance, endedAt, dumped] = one.second;
-    return concat('"', one.first, "\":{\"name\":", quoted(group.name),
-                  ",\"earlier\":", instances.at(group.name) - 1 - instance,
-                  ",\"description\":", quoted(group.description), ",\"rank\":", group.rank,
-                  ",\"ranks\":[", listed(group.ranks, number), "]}");
-  };
-  const auto errorText = [](const auto& one) {
-    return concat('"', one.first, "\":", quoted(one.second));
-  };
-  ring.memory().setJson(concat("{\"version\":", quoted(version), ",\"host\":", quoted(hostName()),
-                               ",\"stacks\":", stacks ? "true" : "false", ",", names(),
-                               ",\"groups\":{", listed(groups, groupText), "},\"errors\":{",
-                               listed(errors, errorText), "}}"));
+  std::string json = head_;
+  const char* comma = "";
+  for (const auto& [number, known] : groups) {
+    json += std::exchange(comma, ",");
+    json += known.json;
+  }
+  json += "},\"errors\":{";
+  comma = "";
+  for (const auto& [id, error] : errors) {
+    json += concat(std::exchange(comma, ","), '"', id, "\":", quoted(error));
+  }
+  ring.memory().setJson(json + "}}");
 }
 
 void begin(const Settings& settings, const std::string& version) {
@@ -179,12 +188,14 @@ std::uint32_t addGroup(Group group) {
   if (all == nullptr) return 0;
   const std::lock_guard<std::mutex> lock(all->mutex);
   forgetGroups(*all);
-  KnownGroup known;
-  known.instance = all->instances[group.name]++;
-  known.group = std::move(group);
-  all->groups.emplace(++all->lastGroup, std::move(known));
+  const std::uint32_t number = ++all->lastGroup;
+  const auto rank = [](int value) { return concat(value); };
+  all->groups[number].json =
+      concat('"', number, "\":{\"name\":", quoted(group.name),
+             ",\"description\":", quoted(group.description), ",\"rank\":", group.rank,
+             ",\"ranks\":[", listed(group.ranks, rank), "]}");
   all->publish();
-  return all->lastGroup;
+  return number;
 }
 
 void endGroup(std::uint32_t group) {

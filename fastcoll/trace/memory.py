@@ -277,8 +277,7 @@ def _trace(memory: Any, newest: int | None) -> Trace:
         ),
         groups={
             int(number): Group(
-                _printable(one["name"])
-                + (f" earlier {int(one['earlier'])}" if one["earlier"] else ""),
+                _printable(one["name"]),
                 _printable(one["description"]),
                 int(one["rank"]),
                 [int(rank) for rank in one["ranks"]],

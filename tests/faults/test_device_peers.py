@@ -182,12 +182,13 @@ def test_a_killed_rank_of_a_graph(jobs, size, graph, then):
         assert_raised(fault, said, job.name(VICTIM), "process died", since=killed, within=NAMED)
 
 
-def test_a_killed_rank_of_an_idle_group_without_graphs(jobs):
+@pytest.mark.parametrize(("size", "pretended_hosts"), [(2, 1), (4, 2), full(8, 1), full(6, 3)])
+def test_a_killed_rank_of_an_idle_group_without_graphs(jobs, size):
     """It has spoiled no result, so the end of the group says nothing."""
-    job = jobs(2, replays, "none", "destroy")
+    job = jobs(size, replays, "none", "destroy")
     job.hear_all()
     job.kill(VICTIM)
-    assert job.hear(0) is None
+    assert set(job.hear_all(but=[VICTIM]).values()) == {None}
 
 
 # --- ranks that leave in order -------------------------------------------------------------------
