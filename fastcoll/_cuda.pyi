@@ -1,6 +1,6 @@
 """The compiled module of device tensors, csrc/cuda/bindings/module.cpp."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,6 @@ __all__ = [
     "Launch",
     "NcclCalls",
     "NcclFunctions",
-    "PeerProcesses",
     "Plan",
     "PlanPart",
     "PlannedCalls",
@@ -90,17 +89,6 @@ class NcclCalls:
     def end(self) -> None:
         """Makes every later call an error, without calling NCCL."""
 
-class PeerProcesses:
-    """Processes of this host, watched by pidfds. Without pidfds (before Linux 5.3, in a sandbox) no end is seen.
-
-    Args:
-        pids: Process ids by rank, in this process's pid namespace.
-    """
-
-    def __init__(self, pids: Mapping[int, int]) -> None: ...
-    def ended(self) -> str:
-        """Returns "rank 1 (process 4242 of this host) has ended" for the first such rank, or ""."""
-
 class Communicators:
     """A group's communicators, for the engine and for the watchdog, which never take the GIL.
 
@@ -145,16 +133,13 @@ class Communicators:
     def find(self, device: int, peer: int) -> NcclCalls | None:
         """Returns the calls of a device's communicator, or a pair's; None if there is none or it was aborted."""
 
-    def add_kernels(
-        self, words: torch.Tensor, prefix: str, size: int, processes: PeerProcesses
-    ) -> None:
+    def add_kernels(self, words: torch.Tensor, prefix: str, size: int) -> None:
         """Adds the words that end kernels between ranks with the communicators, and that report their faults.
 
         Args:
             words: int64 [2] on the host, as ``fastcoll.kernels.PeerBuffers`` takes them; kept from now on.
             prefix: Prefix of messages.
             size: Number of ranks.
-            processes: Those of the other ranks. If one of them ends, waiting kernels give up.
         """
 
     def abort_all(self, cause: str) -> None:

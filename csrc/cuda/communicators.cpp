@@ -92,7 +92,7 @@ void Communicators::addKernels(KernelWords words) {
 
 std::string Communicators::kernelError() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (KernelWords& one : kernels_) {
+  for (const KernelWords& one : kernels_) {
     if (auto fault = one.fault(); !fault.empty()) return fault;
   }
   return "";

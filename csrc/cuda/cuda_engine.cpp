@@ -165,8 +165,8 @@ void CudaEngine::split(int color, int key, DeviceEngine* child) {
   const std::lock_guard<std::mutex> inOrder(launchMutex_);  // ordered like any other call
   try {
     const c10::DeviceGuard onDevice(device);
-    library_->split(device, color, key, theirs != nullptr ? theirs->library_.get() : nullptr);
     if (theirs != nullptr) theirs->meet(device, -1);
+    library_->split(device, color, key, theirs != nullptr ? theirs->library_.get() : nullptr);
   } catch (const Error& error) {
     abort(error.kind(), error.what());
     throw;

@@ -11,13 +11,13 @@ from torch._C._distributed_c10d import Store
 
 from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline
-from fastcoll.cuda.errors import ABORTED, Member, names_of
+from fastcoll.cuda.errors import Member, names_of
 
 __all__ = ["Consensus", "Refused"]
 
 Value = TypeVar("Value")
 
-_LOOK = 0.05  # seconds between two polls of the peers' processes
+_LOOK = 0.05  # seconds between two looks at the group
 _SHORT, _LONG = 50e-6, 0.01  # seconds between two polls of the store
 
 
@@ -32,10 +32,7 @@ class Consensus:
         store: For these rounds only: no earlier instance of the group has written to it.
         member: This rank.
         timeout: Seconds that a round may take.
-        aborted: Whether the group was aborted meanwhile.
-
-    Attributes:
-        ended: Says which rank's process has ended, or returns "".
+        abort_cause: Returns why the group was aborted meanwhile, or "".
     """
 
     def __init__(
@@ -43,29 +40,22 @@ class Consensus:
         store: Store,
         member: Member,
         timeout: float,
-        aborted: Callable[[], bool],
+        abort_cause: Callable[[], str],
     ) -> None:
-        self.ended: Callable[[], str] = str
         self._store = store
         self._roster = CUDA.Roster(store, "consensus", member.rank, member.size)
         self._member = member
         self._timeout = timeout
-        self._aborted = aborted
+        self._abort_cause = abort_cause
 
     def look(self) -> None:
         """Ends a wait that can no longer succeed.
 
         Raises:
-            DistBackendError: The group was aborted, or a rank has died.
+            DistBackendError: The group was aborted.
         """
-        if self._aborted():
-            raise self._member.fault("init", ABORTED)
-        if ended := self.ended():
-            raise self._member.fault(
-                "init",
-                f"{ended} before the ranks had mapped each other's memory. Read the end of its log and the system's "
-                "log.",
-            )
+        if cause := self._abort_cause():
+            raise self._member.fault("init", f"the group was aborted: {cause}")
 
     def gather(self, what: str, text: str) -> list[str]:
         """Returns the text of each rank, in rank order.
@@ -75,7 +65,7 @@ class Consensus:
             text: This rank's text.
 
         Raises:
-            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+            DistBackendError: A rank posted nothing in time, or the group was aborted.
         """
         look = self._waiting(what, lambda: self._roster.missing(what))
         said = self._roster.exchange(what, text.encode(), look)
@@ -91,7 +81,7 @@ class Consensus:
             decide: Called on rank 0 with the texts in rank order; it must not raise.
 
         Raises:
-            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+            DistBackendError: A rank posted nothing in time, or the group was aborted.
         """
         store, rank = self._store, self._member.rank
         keys = [f"{what}/{other}" for other in range(self._member.size)]
@@ -141,7 +131,7 @@ class Consensus:
 
         Raises:
             Refused: A rank failed; equal on all ranks.
-            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
+            DistBackendError: A rank posted nothing in time, or the group was aborted.
         """
         made: list[Value] = []
         refusal = ""

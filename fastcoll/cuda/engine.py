@@ -103,6 +103,7 @@ class CudaEngine:
         self.communicators = communicators = CUDA.Communicators(group)
         # Without a reference to self, which would keep the engine.
         self._aborted: Callable[[], bool] = lambda: communicators.aborted
+        self._abort_cause: Callable[[], str] = lambda: communicators.abort_cause
         self._store = store
         self._member = Member(group, rank, size)
         self._timeout = timeout
@@ -166,13 +167,13 @@ class CudaEngine:
             where,
             self._timeout.total_seconds(),
             request,
-            self._aborted,
+            self._abort_cause,
             communicator.instance,
         )
         if region.peers is not None:
             prefix = self._member.message("all_reduce", "")
             words = region.peers.buffers.words
-            self.communicators.add_kernels(words, prefix, self._member.size, region.processes)
+            self.communicators.add_kernels(words, prefix, self._member.size)
         self.all_reduces[device] = AllReduces(
             communicator.member,
             region,
@@ -240,7 +241,7 @@ class CudaEngine:
 
     def _create(self, device: torch.device, pair: int) -> NcclCommunicator:
         """Makes a communicator of all ranks, or with the rank `pair`."""
-        store, member, communicators = self._store, self._member, self.communicators
+        store, member = self._store, self._member
         if pair >= 0:
             low, high = sorted((member.rank, pair))
             two = f"{member.group}, ranks {low} and {high}"
@@ -253,7 +254,7 @@ class CudaEngine:
             device,
             self._timeout.total_seconds(),
             self._made[pair] - 1,
-            lambda: communicators.abort_cause,
+            self._abort_cause,
             self._config,
             self._parents(device.index) if pair < 0 else (),
             self._join,

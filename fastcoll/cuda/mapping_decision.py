@@ -1,6 +1,6 @@
 """What the ranks of a group must know of each other before they map memory, and what rank 0 decides from it.
 
-Each rank posts its record: process, host, device, Triton, tuning table and settings. Rank 0's verdict is equal for all:
+Each rank posts its record: host, device, Triton, tuning table and settings. Rank 0's verdict is equal for all:
 whether settings differ, and why the ranks do not map each other's memory, if they do not.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -89,7 +88,6 @@ def record_of(
         "request": asdict(request),
         "channels": channels,
     }
-    found["pid"] = os.getpid()
     if mapper is None:
         found["missing"] = f"memory of {device.type} devices cannot be mapped"
         return found
@@ -161,7 +159,6 @@ class Verdict:
         thresholds: Those of rank 0.
         channels: The fewest of a rank.
         devices: Identity of each rank's device; none if there is a reason.
-        pids: Process of each rank; none if there is a reason.
     """
 
     difference: str
@@ -170,22 +167,19 @@ class Verdict:
     thresholds: dict[str, int]
     channels: int
     devices: list[str]
-    pids: list[int]
 
 
 def decide(texts: list[str]) -> str:
     """Returns rank 0's ``Verdict`` from the records of all ranks, as JSON texts."""
     records = [json.loads(text) for text in texts]
     reason = reason_against(records)
-    maps = [] if reason else records
     verdict = Verdict(
         _difference(records),
         all(record["triton"] for record in records),
         reason,
         records[0]["request"]["thresholds"],
         min(record["channels"] for record in records),
-        [record["device"] for record in maps],
-        [record["pid"] for record in maps],
+        [] if reason else [record["device"] for record in records],
     )
     return json.dumps(asdict(verdict))
 

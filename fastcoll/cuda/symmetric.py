@@ -19,14 +19,13 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll import env
-from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.channels import ChannelShare
 from fastcoll.cuda.consensus import Consensus, Refused
@@ -65,7 +64,6 @@ class Region:
         topology: What the group can do.
         thresholds: Those of rank 0 and its device's name, because devices of other hosts may differ.
         peers: The memory, if it is mapped.
-        processes: Those of the other ranks, if it is mapped.
         vote: Agrees whether kernels run on all ranks, and returns the topology with that; None: it is known. All ranks
             call it at the same place among their calls. It raises DistBackendError as ``open_region`` does.
     """
@@ -73,7 +71,6 @@ class Region:
     topology: Topology
     thresholds: Thresholds
     peers: PeerMemory | None = None
-    processes: CUDA.PeerProcesses = field(default_factory=lambda: CUDA.PeerProcesses({}))
     vote: Callable[[], Topology] | None = None
 
 
@@ -83,7 +80,7 @@ def open_region(
     device: torch.device,
     timeout: float,
     request: MappingRequest,
-    aborted: Callable[[], bool],
+    abort_cause: Callable[[], str],
     instance: str = "",
 ) -> Region:
     """Agrees on what the ranks of a group can do together, and maps their memory if they can; all ranks call it.
@@ -94,18 +91,18 @@ def open_region(
         device: Device of this rank's tensors.
         timeout: Seconds for each step.
         request: This rank's settings.
-        aborted: Whether the group was aborted meanwhile.
+        abort_cause: Returns why the group was aborted meanwhile, or "".
         instance: Equal on all ranks, and unique among the groups of this process.
 
     Raises:
-        DistBackendError: A rank did not arrive in time or died, the group was aborted, or the settings differ.
+        DistBackendError: A rank did not arrive in time, the group was aborted, or the settings differ.
     """
     mapper = MAPPERS.get(device.type)
     patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote for the whole timeout
     share = ChannelShare(device, request.sizes.channels)
     with contextlib.ExitStack() as unless_mapped:
         unless_mapped.callback(share.close)
-        consensus = Consensus(store, member, timeout, aborted)
+        consensus = Consensus(store, member, timeout, abort_cause)
         own = json.dumps(record_of(mapper, device, request, share.programs))
         verdict = Verdict(**json.loads(consensus.decided("record", own, decide)))
         if verdict.difference:
@@ -130,10 +127,6 @@ def open_region(
         topology = vote()
         if not topology.kernels:
             return Region(topology, thresholds)
-        processes = CUDA.PeerProcesses(
-            {rank: pid for rank, pid in enumerate(verdict.pids) if rank != member.rank}
-        )
-        consensus.ended = processes.ended
         share.agree(verdict.channels)
         sizes = replace(request.sizes, channels=share.programs)
         try:
@@ -154,7 +147,7 @@ def open_region(
         unless_mapped.pop_all()
     peers.limit_waits(timeout)
     topology = Topology(member.size, True, True, request.sizes.bucket_bytes)
-    return Region(topology, thresholds, peers, processes)
+    return Region(topology, thresholds, peers)
 
 
 def _try_lists(mapper: TorchSymmetricMemory, device: torch.device) -> None:

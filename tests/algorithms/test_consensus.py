@@ -19,7 +19,7 @@ def rounds(size, late=()):
     store = dist.HashStore()
 
     def vote(rank):
-        consensus = Consensus(store, Member("g", rank, size), 0.5, lambda: False)
+        consensus = Consensus(store, Member("g", rank, size), 0.5, str)
         heard = [consensus.gather("first", f"{rank} is here")]
         if rank in late:
             return heard
@@ -50,8 +50,8 @@ def test_a_rank_that_does_not_vote_is_named():
 
 def test_a_consensus_ends_with_the_group():
     store = dist.HashStore()
-    consensus = Consensus(store, Member("g", 0, 2), 30, lambda: True)
-    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+    consensus = Consensus(store, Member("g", 0, 2), 30, lambda: "rank 1 died")
+    with pytest.raises(dist.DistBackendError, match="the group was aborted: rank 1 died"):
         consensus.gather("first", "")
 
 
@@ -77,7 +77,7 @@ def test_ranks_read_no_more_in_a_larger_group():
 
         def opened(rank):
             member = Member("g", rank, size)
-            return symmetric.open_region(stores[rank], member, nowhere, 30, request, lambda: False)
+            return symmetric.open_region(stores[rank], member, nowhere, 30, request, str)
 
         with ThreadPoolExecutor(size) as pool:
             regions = list(pool.map(opened, range(size)))

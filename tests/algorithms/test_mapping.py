@@ -1,12 +1,7 @@
 """torch's symmetric memory as the mapper asks for it, and what ends the wait for a peer that does not come."""
 
-import contextlib
 import ctypes
-import json
 import os
-import subprocess
-import sys
-import threading
 import time
 from unittest import mock
 
@@ -15,17 +10,13 @@ import recording_device
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
-from peer_memory import SharedFiles
 from torch._C import _distributed_c10d as c10d
 
 from fastcoll import env
 from fastcoll._load_cuda import CUDA
-from fastcoll.cuda import deadline, mapping, symmetric
-from fastcoll.cuda.consensus import Consensus
+from fastcoll.cuda import deadline, mapping
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
-from fastcoll.cuda.mapping_decision import MappingRequest, RegionSizes, record_of
-from fastcoll.cuda.thresholds import Thresholds
+from fastcoll.cuda.mapping import TorchSymmetricMemory, rendezvous
 
 
 def begin(name, seconds=30.0):
@@ -174,90 +165,6 @@ def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch):
 
     monkeypatch.setattr(mapping, "_driver", missing)
     assert mapping._without_atomics(0, [1, 2]) == []
-
-
-# --- a rank that dies ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def process():
-    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield started
-    started.kill()
-    started.wait()
-
-
-def await_end(processes):
-    end = time.monotonic() + 30
-    while not (text := processes.ended()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return text
-
-
-def test_an_end_is_seen_before_anybody_waits_for_the_process(process):
-    processes = CUDA.PeerProcesses({0: os.getpid(), 2: process.pid})
-    assert processes.ended() == ""
-    process.kill()
-    assert await_end(processes) == f"rank 2 (process {process.pid} of this host) has ended"
-    process.wait()
-    assert CUDA.PeerProcesses({3: process.pid}).ended().startswith("rank 3 ")
-
-
-def watched():
-    """How many processes this one watches."""
-    files = [f"/proc/self/fd/{file}" for file in os.listdir("/proc/self/fd")]
-    return sum("pidfd" in os.readlink(file) for file in files if os.path.lexists(file))
-
-
-def test_processes_are_let_go_of(process):
-    before = watched()
-    processes = CUDA.PeerProcesses({0: os.getpid(), 2: process.pid})
-    assert watched() == before + 2
-    del processes
-    assert watched() == before
-
-
-def test_a_process_that_cannot_be_watched_has_not_ended():
-    assert CUDA.PeerProcesses({1: 0}).ended() == ""  # as without such descriptors
-
-
-class Waits(SharedFiles):
-    """Maps when the peers do, which is never. This process has no recording device."""
-
-    def allocate(self, size, device):
-        return torch.zeros(size, dtype=torch.uint8)
-
-    def apart(self, device):
-        return contextlib.nullcontext()
-
-    def map(self, memory, name, member, store, seconds):
-        self.mapping.set()
-        threading.Event().wait(60)
-
-
-def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
-    mapper = Waits()
-    mapper.mapping = threading.Event()
-    monkeypatch.setitem(MAPPERS, "cpu", mapper)
-    store, device = dist.HashStore(), torch.device("cpu")
-    request = MappingRequest("one_shot", Thresholds(), RegionSizes(1 << 20, 3, 2048, 4, 1024))
-
-    def peer():
-        consensus = Consensus(store, Member("g", 1, 2), 30, lambda: False)
-        record = record_of(mapper, device, request, 3)
-        consensus.decided("record", json.dumps({**record, "pid": process.pid}), str)
-        consensus.gather("kernels", "")
-        consensus.gather("allocated", "")
-        mapper.mapping.wait(30)
-        process.kill()
-
-    playing = deadline.start(peer)
-    with pytest.raises(
-        dist.DistBackendError,
-        match=r"rank 0/2\]: rank 1 \(process \d+ of this host\) has ended before the ranks had mapped",
-    ):
-        symmetric.open_region(store, Member("g", 0, 2), device, 30, request, lambda: False)
-    end(playing)
 
 
 # --- releases of torch ---------------------------------------------------------------------------

@@ -2,14 +2,10 @@
 
 import contextlib
 import gc
-import re
-import subprocess
 import threading
 import time
 import weakref
-from datetime import timedelta
 from functools import partial
-from unittest import mock
 
 import device_calls
 import peer_memory
@@ -22,8 +18,6 @@ from on_ranks import on_ranks
 from peer_memory import DEVICE
 from suite_rules import bound, full, until
 from world import here
-
-from fastcoll.cuda import symmetric
 
 
 def error_of_next_call(group):
@@ -50,40 +44,6 @@ def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     named = "expected rank 1 " in text or "Not launched at all on rank 1." in text
     assert named and "a kernel timed out (channel " in text and ", got no sign of it." in text
     assert dist.get_rank() != 1 or "another rank met a fault: rank " in text
-
-
-@on_ranks(2, world="peer_world", fresh=True)
-def test_a_peer_that_ends_is_named_long_before_the_timeout():
-    """Rank 1 says that a child is its process, and ends the child: of the two, only the name is wrong."""
-    group = dist.new_group(timeout=timedelta(seconds=300))
-    x = torch.ones(700, device=DEVICE)
-    with contextlib.ExitStack() as stack:
-        child = subprocess.Popen(["sleep", "600"])
-        stack.callback(child.wait)
-        stack.callback(child.kill)
-        if dist.get_rank() == 1:
-            record = symmetric.record_of
-            stack.enter_context(
-                mock.patch.object(
-                    symmetric, "record_of", lambda *given: {**record(*given), "pid": child.pid}
-                )
-            )
-        dist.all_reduce(x, group=group)
-    # This kernel got all its peers' signals before the process ended, so the group has no fault.
-    assert x.cpu().eq(2).all() and not has_failed(group)
-    start = time.monotonic()
-    if dist.get_rank() == 0:
-        dist.all_reduce(x, group=group, async_op=True)
-    until(lambda: has_failed(group))
-    text = error_of_next_call(group)
-    assert time.monotonic() - start < bound(10)
-    if dist.get_rank() == 0:
-        assert re.search(
-            r"rank 1 \(process \d+ of this host\) has ended while a kernel waited", text
-        )
-        assert "expected rank 1 to have its message ready" in text
-    else:
-        assert "another rank met a fault: rank 0: " in text and " has ended" in text
 
 
 @on_ranks(2, world="peer_world")

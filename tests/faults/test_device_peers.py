@@ -7,10 +7,12 @@ the recording device's (tests/recording_device); the rules are those of csrc/tor
 import os
 import re
 import signal
+import threading
 import time
 
 import captures
 import device_ranks
+import peer_memory
 import pytest
 import torch
 import torch.distributed as dist
@@ -121,6 +123,50 @@ def test_a_killed_rank_of_a_pair(jobs):
     time.sleep(0.3)
     killed = job.kill(VICTIM)
     assert_raised(job.hear(0), job.name(VICTIM), "process died", since=killed, within=NAMED)
+
+
+def maps(rank: Rank, moment: str):
+    """These ranks map each other's memory, and their kernels wait for each other."""
+    peer_memory.prepare()
+    import quick_interpreter
+
+    rank.init(device_id=torch.device(peer_memory.DEVICE) if moment == "split" else None)
+
+    def stays(*_):
+        rank.tell("maps")
+        time.sleep(600)
+
+    if moment != "init":
+        dist.all_reduce(ones())
+        assert peer_memory.reduces_of().chosen == "one_shot"
+    if rank.rank == VICTIM:
+        peer_memory.SharedFiles.map = stays
+    rank.meet("ready")
+    if rank.rank == VICTIM and moment == "in a kernel":
+        rank.pause()
+    if moment == "split":
+        return catch(dist.split_group, split_ranks=[list(range(rank.size))])
+    if moment == "init":
+        return catch(dist.all_reduce, ones())
+    before = quick_interpreter.polls[0]
+    call = threading.Thread(target=catch, args=(dist.all_reduce, ones()))
+    call.start()
+    until(lambda: quick_interpreter.polls[0] > before + 10)
+    rank.tell("waits")
+    call.join()  # the kernel's wait ends
+    return catch(fault_of_group)
+
+
+@pytest.mark.parametrize("moment", ["init", "split", "in a kernel"])
+def test_a_killed_rank_whose_memory_the_others_map(jobs, moment):
+    """The rank is killed while all map, or while the others' kernels wait for it."""
+    job = jobs(3, maps, moment)
+    job.hear(VICTIM)
+    if moment == "in a kernel":
+        job.hear_all(but=[VICTIM])
+    killed = job.kill(VICTIM)
+    for fault in job.hear_all(but=[VICTIM]).values():
+        assert_raised(fault, job.name(VICTIM), "process died", since=killed, within=NAMED)
 
 
 @pytest.mark.parametrize("way", ["destroy", full("return"), "os._exit"])

@@ -27,12 +27,12 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
 }
 
 /// `words`: int64, on the host. It is freed without the GIL.
-void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix, int size,
-                std::shared_ptr<PeerProcesses> processes) {
+void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix,
+                int size) {
   const py::gil_scoped_release released;
   auto* const first = words.data_ptr<std::int64_t>();
   std::shared_ptr<std::int64_t> memory(first, [words](std::int64_t*) {});
-  communicators.addKernels({std::move(memory), std::move(prefix), size, std::move(processes)});
+  communicators.addKernels({std::move(memory), std::move(prefix), size});
 }
 
 PlannedCalls plannedCalls(
@@ -163,9 +163,6 @@ void bindNccl(py::module_& m) {
           },
           py::call_guard<py::gil_scoped_release>())
       .def("end", &NcclCalls::end);
-  py::class_<PeerProcesses, std::shared_ptr<PeerProcesses>>(m, "PeerProcesses")
-      .def(py::init<std::map<int, pid_t>>(), py::arg("pids"))
-      .def("ended", &PeerProcesses::ended);
   py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
       .def(py::init<std::string>(), py::arg("group") = "")
       .def("join", &Communicators::join, py::arg("other"), py::call_guard<py::gil_scoped_release>())
@@ -191,8 +188,7 @@ void bindNccl(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("find", &Communicators::find, py::arg("device"), py::arg("peer"),
            py::call_guard<py::gil_scoped_release>())
-      .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"),
-           py::arg("processes"))
+      .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"))
       .def("abort_all", &Communicators::abortAll, py::arg("cause"),
            py::call_guard<py::gil_scoped_release>())
       .def(
