@@ -260,6 +260,7 @@ InFlightRef CudaEngine::put(DeviceLaunch& launch) {
     if (!captured) {
       for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
     }
+    const c10::StreamGuard current(*stream);
     if (!launch.requests.empty()) library_->choose(launch, *stream, pair, captured);
     if (const auto mine = compared ? comparedOf(calls, flight->seq) : std::nullopt) {
       flight->number = config_.peers->post(mine->first, mine->others);
@@ -293,7 +294,6 @@ InFlightRef CudaEngine::put(DeviceLaunch& launch) {
 void CudaEngine::issue(DeviceLaunch& launch, OfDevice& own, int pair, bool captured,
                        InFlightCall& flight) {
   const c10::Stream stream = *flight.stream;
-  const c10::StreamGuard current(stream);
   c10::Stream last = stream;
   for (const CallRef& call : launch.calls) {
     if (call->callers == last || call->callers == stream) continue;
