@@ -98,26 +98,27 @@ std::string Communicators::kernelError() {
   return "";
 }
 
-void Communicators::endWaits() noexcept {
+void Communicators::beginAbort(const std::string& cause) noexcept {
+  const auto kin = family();
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (abortCause_.empty()) abortCause_ = cause;
+  aborted_.store(true, std::memory_order_release);
   for (KernelWords& one : kernels_) one.endWaits();
+  if (all_.empty()) return;
+  kin->end(concat("group '", group_,
+                  "', whose communicators share resources with this group's (split_share), was "
+                  "aborted, so NCCL ended the calls of both. Read the error of that group."));
 }
 
-void Communicators::abortAll(std::string cause) noexcept {
+void Communicators::abortAll(const std::string& cause) noexcept {
+  beginAbort(cause);  // the library's abort would wait for the kernels
   std::vector<One> all;
   const auto kin = family();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (abortCause_.empty()) abortCause_ = std::move(cause);
-    aborted_.store(true, std::memory_order_release);
-    // The library's abort would wait for these kernels.
-    for (KernelWords& one : kernels_) one.endWaits();
     all.swap(all_);
   }
   if (all.empty()) return;
-  kin->end(concat("group '", group_,
-                  "', whose communicators share resources with this group's (split_share), was "
-                  "aborted, so NCCL ended the calls of both. Read the error of that group."));
   for (const One& one : all) one.calls->end();
   // Wait for a thread between two calls: its next call sees end() and throws.
   if (kin->calling.try_lock_for(kCalls)) kin->calling.unlock();

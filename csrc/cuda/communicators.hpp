@@ -67,12 +67,12 @@ class Communicators {
   /// Adds kernels between ranks, whose waits end with the communicators.
   void addKernels(KernelWords words);
   bool hasKernels() const { return hasKernels_.load(std::memory_order_relaxed); }
-  /// Ends the waits of kernels and aborts all communicators. Returns when the library does, which
-  /// may be never. add() and aborted() report the abort at once.
-  void abortAll(std::string cause) noexcept;
-  /// The first step of abortAll(): ends the waits of kernels. Needs neither the library nor the
+  /// The first step of abortAll(): ends the waits of kernels, and fails the other groups of the
+  /// family. add() and aborted() report the abort from now on. Needs neither the library nor the
   /// driver.
-  void endWaits() noexcept;
+  void beginAbort(const std::string& cause) noexcept;
+  /// Aborts all communicators. Returns when the library does, which may be never.
+  void abortAll(const std::string& cause) noexcept;
   /// Hold it while making calls. An abort waits for it a moment, so it frees nothing between two
   /// calls of a group. It waits no longer, so it can end a call that hangs.
   std::timed_mutex& calling() { return family()->calling; }

@@ -91,7 +91,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask, bool ofP
     config_.peers->record({kind, told});
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
                                ": the group is aborted: ", withRemedy(kind, cause)));
-    communicators_->endWaits();  // even if no thread can be started
+    communicators_->beginAbort(told);  // even if no thread can be started
     try {
       abortCommunicators(told);
     } catch (const std::exception& error) {
