@@ -14,7 +14,8 @@ from world import here
 
 import fastcoll.trace
 from fastcoll.trace.analysis import analyse
-from fastcoll.trace.dumps import read
+from fastcoll.trace.dumps import parse, read
+from fastcoll.trace.flight_recorder import flight_recorder
 
 DEVICE = "recording:0"
 
@@ -80,6 +81,6 @@ def test_the_rank_that_did_something_else_is_named(nccl_world):
     (late, prefix), (other, _) = nccl_world(2).run(one_does_not_come, fresh=True)
     assert late["fastcoll"]["error"] and "timed out after 1000 ms" in late["fastcoll"]["error"]
     assert "another rank met a fault" in other["fastcoll"]["error"]
-    report = analyse(read(prefix))
+    report = analyse([parse(flight_recorder(trace)) for trace in read(prefix)])
     assert report.guilty == (1,) and not report.healthy
     assert report.first_error is not None and report.first_error[0] == 0
