@@ -26,8 +26,9 @@ class DeviceLibrary {
   /// thread. `stream`: the one that issue() gets next; nothing is put on it.
   virtual void compile(DeviceLaunch& launch, const c10::Stream& stream) = 0;
   /// Finds what serves the requests: a plan, or the library's own calls. One thread at a time.
-  /// `stream` is the current one. `captured`: it is being captured into a graph, and compile() was not called. Throws
-  /// Error. With kinds Value and Type, the call is refused, by all ranks that make it.
+  /// `stream` is the current one. `captured`: it is being captured into a graph, and compile() was
+  /// not called. Throws Error. With kinds Value and Type, the call is refused, by all ranks that
+  /// make it.
   virtual void choose(DeviceLaunch& launch, const c10::Stream& stream, int pair, bool captured) = 0;
   /// Puts the requests on the stream, several as one group, on the communicator that prepare()
   /// made. Called after choose(), with the same arguments. Throws Error.

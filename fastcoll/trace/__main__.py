@@ -19,7 +19,7 @@ from typing import Any
 from fastcoll.trace.analysis import Report, analyse
 from fastcoll.trace.dumps import parse, read
 from fastcoll.trace.flight_recorder import flight_recorder
-from fastcoll.trace.memory import Trace
+from fastcoll.trace.memory import Trace, copy
 from fastcoll.trace.processes import read_job
 from fastcoll.trace.report import as_json, print_report
 
@@ -52,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PID",
         help="a process of the job, or those of all its ranks",
     )
+    parser.add_argument(
+        "--save",
+        metavar="PREFIX",
+        help="with --pid: also write the traces to files, to compare those of several hosts",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--flight-recorder",
@@ -59,10 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="also write files for torchfrtrace, named PREFIX and the rank",
     )
     options = parser.parse_args(arguments)
+    if options.save is not None and options.pid is None:
+        parser.error("--save: expected --pid too, because a prefix names files already")
     try:
         records, report = _compare(
             read(options.prefix) if options.pid is None else read_job(options.pid)
         )
+        for rank, record in records.items() if options.save is not None else ():
+            content = copy(record["fastcoll"]["pid"], "saved by fastcoll trace")
+            Path(f"{options.save}{rank}").write_bytes(content)
         if options.pid is not None and not report.healthy:
             time.sleep(_STILL)
             records, report = _compare(read_job(options.pid), report)

@@ -94,10 +94,9 @@ def _those_apart(calls: dict[int, Entry]) -> tuple[int, ...]:
 
 def _instead(dump: Dump, lane: str) -> str:
     """Returns the text about a rank's last call, in any group, for a rank that did not make the others' call."""
-    every = [(name, entry) for name, found in dump.entries.items() for entry in found.values()]
-    if not every:
+    if dump.last is None:
         return f"rank {dump.rank} made no call"
-    name, last = max(every, key=lambda one: one[1]["time_created_ns"])
+    name, last = dump.last
     where = "" if name == lane else f" of group '{name}'"
     what = "is in" if last["state"] in ("started", "scheduled") else "last called"
     text = f"rank {dump.rank} {what} {last['call']}, seq {last['seq']}{where}"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcoll.trace.flight_recorder import flight_recorder
 from fastcoll.trace.memory import Trace, load
 
 __all__ = ["Dump", "Entry", "find", "parse", "program_lines", "read"]
@@ -38,6 +37,7 @@ class Dump:
         wrapped: Whether older calls were overwritten.
         lanes: Description and global ranks of each lane, by its name.
         entries: Calls by name of the lane, then by number.
+        last: The last call, and its lane before it.
     """
 
     rank: int
@@ -45,6 +45,7 @@ class Dump:
     wrapped: bool
     lanes: dict[str, tuple[str, tuple[int, ...]]]
     entries: dict[str, dict[int, Entry]]
+    last: tuple[str, Entry] | None
 
 
 def _described(entry: Entry) -> tuple[str, tuple[Any, ...]]:
@@ -103,7 +104,9 @@ def parse(raw: Mapping[str, Any]) -> Dump:
         entry["call"], entry["signature"] = _described(entry)
         lane, _ = one["process_group"]
         entries.setdefault(lane, {})[entry["seq"]] = entry
-    return Dump(ours["rank"], ours["reason"], ours["recorded"] > ours["size"], lanes, entries)
+    every = ((name, entry) for name, found in entries.items() for entry in found.values())
+    last = max(every, key=lambda one: one[1]["time_created_ns"], default=None)
+    return Dump(ours["rank"], ours["reason"], ours["recorded"] > ours["size"], lanes, entries, last)
 
 
 def find(prefix: str) -> dict[int, Path]:
@@ -123,18 +126,20 @@ def read(prefix: str) -> list[Trace]:
 
     Raises:
         FileNotFoundError: There are no dumps.
-        ValueError: A file is no dump; the message names it.
+        ValueError: A file is no dump, or of the rank of another one; the message names it.
     """
     files = find(prefix)
     if not files:
         raise FileNotFoundError(
             f"no file is named {prefix}<rank>. Pass the value of FASTCOLL_TRACE_DUMP, or a folder."
         )
-    traces = []
+    traces: dict[int, Trace] = {}
     for file in files.values():
         try:
-            traces.append(load(file.read_bytes()))
-            parse(flight_recorder(traces[-1]))
+            trace = load(file.read_bytes())
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
-    return sorted(traces, key=lambda trace: trace.rank)
+        if trace.rank in traces:
+            raise ValueError(f"{file}: another file is of rank {trace.rank} too")
+        traces[trace.rank] = trace
+    return [traces[rank] for rank in sorted(traces)]

@@ -11,6 +11,7 @@ A dict of our own, "fastcoll", in the whole and in each entry holds what that fo
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastcoll.trace.memory import LANES, STATES, Group, Record, Trace
@@ -55,7 +56,7 @@ def frames_of(stack: str) -> list[dict[str, Any]]:
     return [
         {"name": part[0], "filename": "\t".join(part[1:-1]), "line": int(part[-1])}
         for part in parts
-        if len(part) > 2
+        if len(part) > 2 and re.fullmatch(r"[0-9]{1,9}", part[-1])
     ]
 
 
@@ -97,7 +98,7 @@ def _entry(trace: Trace, record: Record, group: Group) -> dict[str, Any]:
         "input_dtypes": [names.dtypes[dtype] for dtype, _ in inputs],
         "output_sizes": [sizes for _, sizes in outputs],
         "output_dtypes": [names.dtypes[dtype] for dtype, _ in outputs],
-        "time_created_ns": moment(record.created),
+        "time_created_ns": trace.wall_of(record.created),
         "time_discovered_started_ns": moment(record.started),
         "time_discovered_completed_ns": moment(record.ended) if completed else None,
         "state": "completed" if completed else "started" if began else "scheduled",

@@ -9,27 +9,62 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import struct
 import time
-from collections.abc import Iterator
+from collections import Counter, namedtuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Group", "Names", "Record", "Trace", "load", "read", "traced_processes"]
+__all__ = [
+    "Group",
+    "Names",
+    "NoTraceError",
+    "Record",
+    "Trace",
+    "copy",
+    "load",
+    "read",
+    "traced_processes",
+]
 
 _MAGIC = b"FSTTRACE"
 _LAYOUT = 1
-_HEADER = struct.Struct("<8sIIQQQqqqqqqqQQQQ64s")
+_HEADER = struct.Struct("<8sIIQQQqqqqqqqQQQQQ64s")
+_Header = namedtuple(
+    "_Header",
+    "magic layout slot_bytes slots kept texts pid first_ticks first_nanos dump_ticks dump_nanos dump_wall rank records "
+    "json_version json_offset json_bytes end reason",
+)
 _VERSION = struct.Struct("<Q")
 _RECORD = struct.Struct("<QQqqqQqIIqqiiBB??IHHBBH")
 _WORDS = 40
 _SLOT = _VERSION.size + _RECORD.size + 8 * _WORDS
+_FIRST_SLOT = 4096
+_JSON: dict[str, Any] = {
+    "version": str,
+    "host": str,
+    "stacks": bool,
+    "calls": [str],
+    "dtypes": [str],
+    "bytes": [int],
+    "ops": [str],
+    "groups": {int: {"name": str, "description": str, "rank": int, "ranks": [int]}},
+    "errors": {int: str},
+}
+"""Types of the values in the JSON; keys are texts, of digits where int stands."""
 _TRIES = 100
 _LINK = "/memfd:trace.fastcoll"
 
 LANES = ("collective", "device", "message", "monitored_barrier")
 STATES = ("scheduled", "started", "completed", "failed")
+
+
+class NoTraceError(ValueError):
+    """The process has made no group."""
 
 
 class Record(NamedTuple):
@@ -105,7 +140,8 @@ class Trace:
         names: Names of the numbers in the records.
         groups: Groups by the number that records have.
         errors: Error texts by the record's number.
-        stacks: Texts of stacks by the place that records have: a line "name\\tfile\\tline" a frame, innermost first.
+        stacks: Texts of stacks by the place that records have: a line with name, file and line for each frame,
+            innermost first.
         records: The records, oldest first.
         ticks: A moment in ticks.
         nanos: The same moment in nanoseconds of CLOCK_MONOTONIC.
@@ -135,10 +171,6 @@ class Trace:
         """Returns a time of a record in nanoseconds since 1970."""
         return self.wall + int((ticks - self.ticks) * self.rate)
 
-    def nanos_of(self, ticks: int) -> float:
-        """Returns a time of a record in nanoseconds of CLOCK_MONOTONIC."""
-        return self.nanos + (ticks - self.ticks) * self.rate
-
 
 def traced_processes() -> Iterator[int]:
     """Yields the processes of this user that have a trace; by pid, ascending."""
@@ -160,8 +192,44 @@ def read(pid: int, newest: int | None = None) -> Trace:
     Raises:
         ProcessLookupError: There is no such process.
         PermissionError: It is another user's.
-        ValueError: It has no trace, or another version of fastcoll made it.
+        NoTraceError: It has no trace.
+        ValueError: Another version of fastcoll made the trace.
     """
+    with _memory_of(pid) as memory:
+        return replace(_trace(memory, newest), pid=pid)
+
+
+def copy(pid: int, reason: str) -> bytes:
+    """Returns a dump of a process of this host, which ``load`` reads; see ``read`` for the errors.
+
+    Args:
+        pid: The process.
+        reason: Why it is made, for the report.
+    """
+    with _memory_of(pid) as memory:
+        for _ in range(_TRIES):
+            content = bytearray(memory[: _header(memory).end])
+            header = _header(content)
+            if header.json_version % 2 == 0 and header.json_version == _header(memory).json_version:
+                break
+            time.sleep(0.0001)
+        for number in range(header.slots):
+            at = _place(header, number)
+            if content[at] % 2 or content[at : at + 8] != memory[at : at + 8]:
+                content[at : at + 8] = bytes(8)  # a writer may have disturbed the copy
+        trace = _trace(content, None)
+    header = header._replace(
+        dump_ticks=trace.ticks,
+        dump_nanos=int(trace.nanos),
+        dump_wall=trace.wall,
+        reason=reason.encode()[:63],
+    )
+    content[: _HEADER.size] = _HEADER.pack(*header)
+    return bytes(content)
+
+
+@contextmanager
+def _memory_of(pid: int) -> Iterator[mmap.mmap]:
     try:
         paths = _descriptors(pid)
     except FileNotFoundError:
@@ -172,13 +240,14 @@ def read(pid: int, newest: int | None = None) -> Trace:
         ) from None
     own = _pid_in_namespace(pid)
     for path in paths:
-        with open(path, "rb") as file:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with memory:
-            # A forked child has its parent's descriptor too.
-            if _header(memory)[6] == own:
-                return replace(_trace(memory, newest), pid=pid)
-    raise ValueError(
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+        ):
+            if _header(memory).pid == own:  # a forked child has its parent's descriptor too
+                yield memory
+                return
+    raise NoTraceError(
         f"process {pid} has no trace: it has made no group of fastcoll, or FASTCOLL_TRACE_SIZE is 0"
     )
 
@@ -189,12 +258,7 @@ def load(content: bytes) -> Trace:
     Raises:
         ValueError: The bytes are no dump.
     """
-    try:
-        return _trace(content, None)
-    except (IndexError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
-        raise ValueError(f"not a dump of fastcoll.trace: {type(error).__name__}") from error
-    except (RecursionError, StopIteration, MemoryError) as error:
-        raise ValueError("not a dump of fastcoll.trace: it is broken") from error
+    return _trace(content, None)
 
 
 def _descriptors(pid: int) -> list[str]:
@@ -216,76 +280,58 @@ def _pid_in_namespace(pid: int) -> int:
     return pid
 
 
-def _header(memory: Any) -> tuple[Any, ...]:
+def _broken(what: str) -> ValueError:
+    return ValueError(f"not a dump of fastcoll.trace: {what}")
+
+
+def _header(memory: Any) -> _Header:
     if len(memory) < _HEADER.size or memory[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("not a dump of fastcoll.trace")
-    header = _HEADER.unpack_from(memory)
-    if header[1] != _LAYOUT:
+        raise _broken("it does not begin as one")
+    header = _Header._make(_HEADER.unpack_from(memory))
+    if header.layout != _LAYOUT:
         raise ValueError(
-            f"expected a trace of layout {_LAYOUT}, got {header[1]}: another version of fastcoll made it. Use that "
+            f"expected a trace of layout {_LAYOUT}, got {header.layout}: another version of fastcoll made it. Use that "
             "version's fastcoll command."
         )
     return header
 
 
 def _trace(memory: Any, newest: int | None) -> Trace:
-    known = _known(memory)
-    (
-        _,
-        _,
-        slot_bytes,
-        slots,
-        kept,
-        texts,
-        pid,
-        first_ticks,
-        first_nanos,
-        dump_ticks,
-        dump_nanos,
-        wall,
-        rank,
-    ) = _header(memory)[:13]
-    if slot_bytes < _SLOT or slots & (slots - 1) or not 0 < kept <= slots or texts > len(memory):
-        raise ValueError("not a dump of fastcoll.trace: its sizes are wrong")
-    if slots * slot_bytes > texts:
-        raise ValueError("not a dump of fastcoll.trace: its slots overlap its texts")
-    recorded = _header(memory)[13]
-    records = list(_records(memory, slot_bytes, slots, min(newest or kept, kept), recorded))
-    moment = (dump_ticks, dump_nanos)
-    if not dump_ticks:
-        moment = _newest_moment(memory, slot_bytes, slots, kept, recorded) or (
-            first_ticks,
-            first_nanos,
-        )
+    header = _header(memory)
+    slots, kept = header.slots, header.kept
+    if header.slot_bytes < _SLOT or slots & (slots - 1) or not 0 < kept <= slots:
+        raise _broken("the sizes of its slots are wrong")
+    if not _FIRST_SLOT + slots * header.slot_bytes <= header.texts <= len(memory):
+        raise _broken("it is cut off, or its slots overlap its texts")
+    if header.records >> 63 or header.rank >> 32:
+        raise _broken("its rank or its number of records is wrong")
+    found = list(_records(memory, header, min(newest or kept, kept)))
+    known = _known(memory)  # after the records, so it has all of their groups
+    names = Names(known["calls"], known["dtypes"], known["bytes"], known["ops"])
+    if len(names.bytes) != len(names.dtypes):
+        raise _broken("JSON.bytes: expected as many as JSON.dtypes")
+    groups = _groups(known["groups"])
+    records = [_checked(number, one, names, groups.get(one.group)) for number, one in found]
+    moment, wall = (header.dump_ticks, header.dump_nanos), header.dump_wall
+    if not header.dump_ticks:
+        first = (header.first_ticks, header.first_nanos)
+        moment = _newest_moment(memory, header) or first
         wall = time.time_ns() - time.monotonic_ns() + moment[1]
-    rate = (moment[1] - first_nanos) / (moment[0] - first_ticks) if moment[0] > first_ticks else 1.0
-    places = {record.stack for record in records if record.stack}
+    ticks = moment[0] - header.first_ticks
+    rate = (moment[1] - header.first_nanos) / ticks if ticks > 0 else 1.0
     return Trace(
-        pid=pid,
-        rank=rank,
-        host=_printable(known["host"]),
-        version=_printable(known["version"]),
-        reason=_printable(_header(memory)[17].rstrip(b"\0").decode(errors="replace")),
+        pid=header.pid,
+        rank=header.rank,
+        host=known["host"],
+        version=known["version"],
+        reason=_printable(header.reason.rstrip(b"\0").decode(errors="replace")),
         kept=kept,
-        recorded=recorded,
-        with_stacks=bool(known["stacks"]),
-        names=Names(
-            [_printable(name) for name in known["calls"]],
-            [_printable(name) for name in known["dtypes"]],
-            [int(size) for size in known["bytes"]],
-            [_printable(name) for name in known["ops"]],
-        ),
-        groups={
-            int(number): Group(
-                _printable(one["name"]),
-                _printable(one["description"]),
-                int(one["rank"]),
-                [int(rank) for rank in one["ranks"]],
-            )
-            for number, one in known["groups"].items()
-        },
-        errors={int(number): _printable(text) for number, text in known["errors"].items()},
-        stacks={place: _text(memory, 8 * place) for place in places},
+        recorded=header.records,
+        with_stacks=known["stacks"],
+        names=names,
+        groups=groups,
+        errors=known["errors"],
+        stacks=_stacks(memory, header.texts, {record.stack for record in records if record.stack}),
         records=records,
         ticks=moment[0],
         nanos=moment[1],
@@ -295,24 +341,71 @@ def _trace(memory: Any, newest: int | None) -> Trace:
 
 
 def _known(memory: Any) -> dict[str, Any]:
+    """Returns the JSON; empty values if the process has made no call yet, and so no group."""
     for _ in range(_TRIES):
-        version, at, size = _header(memory)[14:17]
+        header = _header(memory)
+        version, at, size = header.json_version, header.json_offset, header.json_bytes
+        if version == 0:
+            return {key: (kind if callable(kind) else type(kind))() for key, kind in _JSON.items()}
         if version % 2 == 0 and at + size <= len(memory):
             text = bytes(memory[at : at + size])
-            if _header(memory)[14] == version:
-                found = json.loads(text) if text else None
-                if not isinstance(found, dict):
-                    break
-                return found
+            if _header(memory).json_version == version:
+                break
         time.sleep(0.0001)
-    raise ValueError("not a dump of fastcoll.trace: it has no groups yet, or they cannot be read")
+    else:
+        raise _broken("its JSON cannot be read")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _broken("its JSON is broken") from error
+    known: dict[str, Any] = _typed(value, _JSON, "JSON")
+    return known
 
 
-def _records(
-    memory: Any, slot_bytes: int, slots: int, kept: int, recorded: int
-) -> Iterator[Record]:
-    for number in range(max(recorded - kept, 0) + 1, recorded + 1):
-        at = 4096 + (number & (slots - 1)) * slot_bytes
+def _typed(value: Any, kind: Any, place: str) -> Any:
+    """Returns a value of the JSON with printable texts; raises ValueError, with the place, if its type is wrong."""
+    if isinstance(kind, list) and isinstance(value, list):
+        return [_typed(one, kind[0], f"{place}[{i}]") for i, one in enumerate(value)]
+    if isinstance(kind, dict) and isinstance(value, dict):
+        if int not in kind:
+            return {key: _typed(value.get(key), kind[key], f"{place}.{key}") for key in kind}
+        if not all(re.fullmatch(r"[0-9]{1,20}", key) for key in value):
+            raise _broken(f"{place}: expected numbers as keys")
+        return {int(key): _typed(one, kind[int], f"{place}.{key}") for key, one in value.items()}
+    if type(value) is kind and (kind is not int or 0 <= value < 1 << 32):
+        return _printable(value) if kind is str else value
+    expected = "int of 32 bits" if kind is int else getattr(kind, "__name__", type(kind).__name__)
+    raise _broken(f"{place}: expected {expected}, got {type(value).__name__}")
+
+
+def _groups(known: dict[int, Any]) -> dict[int, Group]:
+    """Returns the groups by number.
+
+    The newest one of a name has the plain name: it matters most, and ranks need not have made the same number of groups
+    before it.
+    """
+    groups: dict[int, Group] = {}
+    newer: Counter[str] = Counter()
+    for number in sorted(known, reverse=True):
+        name, ranks, rank = known[number]["name"], known[number]["ranks"], known[number]["rank"]
+        if rank >= len(ranks) or len(set(ranks)) < len(ranks):
+            raise _broken(
+                f"JSON.groups.{number}: rank is not in ranks, or ranks has a number twice"
+            )
+        full = f"{name} earlier {newer[name]}" if newer[name] else name
+        groups[number] = Group(full, known[number]["description"], rank, ranks)
+        newer[name] += 1
+    return dict(sorted(groups.items()))
+
+
+def _place(header: _Header, number: int) -> int:
+    return int(_FIRST_SLOT + (number & (header.slots - 1)) * header.slot_bytes)
+
+
+def _records(memory: Any, header: _Header, count: int) -> Iterator[tuple[int, Record]]:
+    """Yields number and content of each of the newest slots that no writer disturbed."""
+    for number in range(max(header.records - count, 0) + 1, header.records + 1):
+        at = _place(header, number)
         for _ in range(_TRIES):
             slot = memory[at : at + _SLOT]
             (version,) = _VERSION.unpack_from(slot)
@@ -320,19 +413,42 @@ def _records(
                 break  # not written, or overwritten since
             if version % 2 == 0 and memory[at : at + 8] == slot[:8]:
                 fields = _RECORD.unpack_from(slot, 8)
-                if fields[-1] > _WORDS:
-                    raise ValueError("not a dump of fastcoll.trace: a record is too long")
-                words = struct.unpack_from(f"<{fields[-1]}Q", slot, 8 + _RECORD.size)
-                yield Record(*fields, words)
+                used = min(fields[-1], _WORDS)
+                words = struct.unpack_from(f"<{used}Q", slot, _VERSION.size + _RECORD.size)
+                yield number, Record._make((*fields, words))
                 break
 
 
-def _newest_moment(
-    memory: Any, slot_bytes: int, slots: int, kept: int, recorded: int
-) -> tuple[int, int] | None:
+def _checked(number: int, record: Record, names: Names, group: Group | None) -> Record:
+    """Returns the record if each number in it stands for something."""
+    heads, at = [], 0
+    while at < len(record.words):
+        heads.append(record.words[at])
+        at += 1 + (record.words[at] >> 8)
+    lowest = 0 if record.sends else -1  # no sender was found yet
+    holds = {
+        "id": record.id == number,
+        "state": record.state < len(STATES),
+        "lane": record.lane < len(LANES),
+        "call": record.call < len(names.calls),
+        "op": record.op < len(names.ops),
+        "peer": group is None
+        or record.lane != LANES.index("message")
+        or lowest <= record.peer < len(group.ranks),
+        "shape": at == record.used == len(record.words)
+        and len(heads) == record.kept_inputs + record.kept_outputs,
+        "dtype": all(head & 0xFF < len(names.dtypes) for head in heads),
+    }
+    for what, right in holds.items():
+        if not right:
+            raise _broken(f"the {what} of record {number} is wrong")
+    return record
+
+
+def _newest_moment(memory: Any, header: _Header) -> tuple[int, int] | None:
     """Returns ticks and nanoseconds of the newest record that has both."""
-    for number in range(recorded, max(recorded - kept, 0), -1):
-        at = 4096 + (number & (slots - 1)) * slot_bytes
+    for number in range(header.records, max(header.records - header.kept, 0), -1):
+        at = _place(header, number)
         slot = memory[at : at + _VERSION.size + _RECORD.size]
         if memory[at : at + 8] == slot[:8] == _VERSION.pack(2 * number):
             record = _RECORD.unpack_from(slot, 8)
@@ -341,9 +457,17 @@ def _newest_moment(
     return None
 
 
-def _text(memory: Any, at: int) -> str:
-    (size,) = _VERSION.unpack_from(memory, at)
-    return _printable(bytes(memory[at + 8 : at + 8 + min(size, 1 << 16)]).decode(errors="replace"))
+def _stacks(memory: Any, texts: int, places: Iterable[int]) -> dict[int, str]:
+    """Returns the texts of stacks by place."""
+    found, room = {}, len(memory) - texts
+    for place in places:
+        at = 8 * place + _VERSION.size
+        size = int.from_bytes(memory[8 * place : at], "little")
+        room -= size
+        if 8 * place < texts or at + size > len(memory) or room < 0:
+            raise _broken("a stack is cut off, or overlaps another one")
+        found[place] = _printable(bytes(memory[at : at + size]).decode(errors="replace"))
+    return found
 
 
 def _printable(text: str, longest: int = 1 << 16) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastcoll.trace.memory import Trace, read, traced_processes
+from fastcoll.trace.memory import NoTraceError, Trace, read, traced_processes
 
 __all__ = ["ranks_of", "read_job"]
 
@@ -30,8 +30,8 @@ def ranks_of(pids: Sequence[int]) -> list[int]:
     """Returns the traced processes of a job.
 
     Args:
-        pids: One process: torchrun's or another launcher's stands for the ranks that it started, and a rank for itself
-            and those that its parent started. Several processes stand for themselves.
+        pids: One process: torchrun's or another launcher's stands for the ranks that it or its children started, and a
+            rank for itself and the other children of its parent. Several processes stand for themselves.
 
     Raises:
         ProcessLookupError: There is no such process.
@@ -52,7 +52,7 @@ def ranks_of(pids: Sequence[int]) -> list[int]:
 
     found = sorted(traced.intersection(below(pid)))
     if found == [pid] and parents[pid] > 1:
-        found = sorted(traced.intersection(below(parents[pid])))
+        found = sorted(traced.intersection(children[parents[pid]]))
     if not found:
         read(pid)  # says why it has none, if it is of another user
         raise ValueError(f"process {pid} has started no rank that has a group of fastcoll")
@@ -67,10 +67,14 @@ def read_job(pids: Sequence[int], newest: int | None = None) -> list[Trace]:
         ValueError: Two of them are the same rank, so they are of two jobs.
     """
     traces: dict[int, Trace] = {}
+    why: Exception = ProcessLookupError("all processes of the job have ended")
     for pid in ranks_of(pids):
         try:
             trace = read(pid, newest)
         except ProcessLookupError:  # it has ended meanwhile
+            continue
+        except NoTraceError as error:  # of its parent, before a fork
+            why = error
             continue
         if trace.rank in traces:
             raise ValueError(
@@ -79,5 +83,5 @@ def read_job(pids: Sequence[int], newest: int | None = None) -> list[Trace]:
             )
         traces[trace.rank] = trace
     if not traces:
-        raise ProcessLookupError("all processes of the job have ended")
+        raise why
     return [traces[rank] for rank in sorted(traces)]

@@ -252,14 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--once", action="store_true", help="print one table of what the traces have, and end"
     )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each table")
     parser.add_argument(
         "--prometheus",
         metavar="FILE|PORT",
         help="write Prometheus' text format to a file, or serve it at a local port",
     )
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (1)"
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="between two tables (1)"
     )
     options = parser.parse_args(arguments)
     if options.interval <= 0:

@@ -18,7 +18,6 @@ from fault_rank import Rank, catch
 from in_time import assert_raised
 from suite_rules import full, until
 
-import fastcoll.trace
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.lateness import Waits
 from fastcoll.trace.memory import read
@@ -48,7 +47,6 @@ def is_late(rank: Rank, late: list[int], how: str, seed: int):
         dist.all_reduce(x)
     rank.tell(arrivals)
     rank.hear()
-    return [state.rank for state in fastcoll.trace.waits()]
 
 
 def lost(arrivals: dict[int, list[int]]) -> dict[int, float]:
@@ -87,7 +85,7 @@ def test_lost_time_is_that_of_the_oracle(jobs, size, late, how, seed):
         # On a busy machine a rank may lose its core between its note and its call.
         assert found == pytest.approx(expected[rank], rel=0.05, abs=0.03 * size), (states, expected)
     job.tell_all()
-    assert set(map(tuple, job.hear_all().values())) == {tuple(range(size))}
+    job.hear_all()
 
 
 def hangs(rank: Rank, missing: int):
@@ -118,14 +116,16 @@ def in_call(job, ranks: list[int]) -> None:
     until(lambda: all(read(job.pids[rank]).records[-1].seq == 6 for rank in ranks))
 
 
-def test_a_hang_without_foresight(jobs, capsys):
+def test_a_hang_without_foresight(jobs, tmp_path, capsys):
     """No variable was set, and no signal is sent."""
     job = jobs(3, hangs, 1)
     job.hear_all()
     in_call(job, [0, 2])
     pids = list(job.pids.values())
-    assert main(["--pid", *map(str, pids), "--json"]) == 1
+    assert main(["--pid", *map(str, pids), "--save", f"{tmp_path}/t_", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
+    assert main([f"{tmp_path}/t_", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == report
     assert report["guilty"] == [1]
     assert "rank 1 has not arrived at all_reduce(float32[8], op SUM), seq 6" in report["verdict"][0]
     time.sleep(1.2)

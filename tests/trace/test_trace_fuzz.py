@@ -2,30 +2,24 @@
 
 import io
 import json
-import pickle
-import pickletools
+import re
+import struct
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_trace_reading import entry, raw
+from memory_bytes import KNOWN, TEXTS, dump
 
 from fastcoll.trace.__main__ import main
+from fastcoll.trace.memory import _FIRST_SLOT, _HEADER, _RECORD, _SLOT
 
-EXAMPLES = 50 if settings.default.derandomize else 200
-SETTINGS = settings(max_examples=EXAMPLES)
-
-
-def good() -> dict[str, Any]:
-    """What rank 0 of two would write: collectives, a failure with its stack, and a message."""
-    frames = [{"name": "step", "filename": "/train.py", "line": 7}]
-    failed = entry(2, state="failed", error="a fault", root=1) | {"frames": frames}
-    message = entry(1, "1", lane="message", sends=True, to=1, tag=3, **{"from": 0})
-    return raw(0, [entry(1), failed, message], 2)
+SETTINGS = settings(max_examples=150 if settings.default.derandomize else 600)
+GOOD = dump()
 
 
 def report(content: bytes) -> tuple[int, str]:
@@ -33,72 +27,80 @@ def report(content: bytes) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "t_0").write_bytes(content)
-        other = good()
-        other["fastcoll"]["rank"] = 1
-        Path(folder, "t_1").write_bytes(pickle.dumps(other))
+        Path(folder, "t_1").write_bytes(dump(rank=1))
         with redirect_stdout(out), redirect_stderr(err):
             status = main([f"{folder}/t_"])
-        if status == 2:
-            said = err.getvalue()
-            assert said.startswith(f"fastcoll.trace: {folder}/t_0: "), said
-            assert out.getvalue() == "" and len(said) < 1000
+        said = out.getvalue() + err.getvalue()
+        assert all(c.isprintable() or c in "\n\t" for c in said), "a terminal would obey it"
+        if status == 2:  # of two files of one rank, the second is named
+            assert re.fullmatch(rf"fastcoll\.trace: {folder}/t_[01]: .{{1,900}}\n", said), said
             return status, said
         with redirect_stdout(again := io.StringIO()):
-            assert main([f"{folder}/t_", "--json"]) == status
+            assert main([f"{folder}/t_", "--json", "--flight-recorder", f"{folder}/f"]) == status
         json.loads(again.getvalue())
     assert status in (0, 1) and err.getvalue() == ""
-    return status, out.getvalue()
+    return status, said
 
 
 def test_what_is_altered_below_is_read():
-    assert report(pickle.dumps(good()))[0] == 1  # one of its calls failed
+    assert report(GOOD)[0] == 1  # one of its calls failed
 
 
 @SETTINGS
-@given(st.binary(max_size=200))
-def test_any_bytes(content):
-    assert report(content)[0] == 2
-
-
-OPCODES = [code.code.encode("latin-1") for code in pickletools.opcodes]
-OPERATION = st.tuples(st.sampled_from(OPCODES), st.sampled_from([b"", b"\n", b"\1", b"\xff" * 8]))
-
-
-@SETTINGS
-@given(st.lists(OPERATION, max_size=30))
-def test_any_operations_of_a_pickle(operations):
-    assert report(b"\x80\x04" + b"".join(map(b"".join, operations)))[0] == 2
-
-
-@SETTINGS
-@given(st.integers(0), st.integers(0), st.binary(max_size=6))
-def test_bytes_that_are_replaced(start, length, by):
-    content = pickle.dumps(good())
-    at = start % len(content)
-    report(content[:at] + by + content[at + length % 8 :])
-
-
-@SETTINGS
-@given(st.integers(0))
-def test_a_dump_that_is_cut_off(length):
-    content = pickle.dumps(good())
-    status, said = report(content[: length % len(content)])
-    assert status == 2 and "not a dump" in said
-
-
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([-1, 0, 1 << 62, 1 << 63, 1 << 64, 1 << 4000]),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from(["[0, 1", "[" * 5000, "[0," + "9" * 400 + "]", "\x1b[2J", "\ud800", "[[0]]"]),
-    st.binary(max_size=4),
+@given(
+    st.sampled_from([0, 12, _FIRST_SLOT, TEXTS]), st.integers(0), st.integers(0, 16), st.binary()
 )
+def test_bytes_that_are_replaced(part, start, length, by):
+    """Or that follow, as in any file; or that are missing, as in one that is cut off."""
+    at = part + start % (len(GOOD) - part if part > 12 else _HEADER.size)
+    end = at + length if length < 9 else len(GOOD)
+    content = GOOD[:at] + by + GOOD[end:]
+    status, _ = report(content)
+    assert status == 2 or end < len(GOOD) or content.startswith(GOOD)
+
+
+FORMS = {0: _HEADER.format} | {
+    _FIRST_SLOT + number * _SLOT: f"<Q{_RECORD.format[1:]}QQQQQQQ" for number in (2, 3)
+}
+FIELDS = [
+    (begin + struct.calcsize(form[: field.start()]), struct.calcsize(f"<{field[0]}"))
+    for begin, form in FORMS.items()
+    for field in re.finditer(r"\d*[\w?]", form)
+]
+"""Place and bytes of each field."""
+EDGES = [0, 5, 255, 1 << 60, (1 << 64) - 1]
+NUMBERS = st.sampled_from(EDGES) | st.integers(0, 50) | st.integers(0, (1 << 64) - 1)
+
+
+def altered(*changes: tuple[tuple[int, int], int]) -> bytes:
+    content = bytearray(GOOD)
+    for (at, size), number in changes:
+        by = struct.pack("<Q", number)[:size]
+        content[at : at + len(by)] = by
+    return bytes(content)
+
+
+def test_each_field_of_the_header_and_of_records_at_its_edges():
+    for change in product(FIELDS, EDGES):
+        report(altered(change))
+
+
+@SETTINGS
+@given(st.lists(st.tuples(st.sampled_from(FIELDS), NUMBERS), min_size=2, max_size=4))
+def test_any_numbers_in_the_header_and_in_records(changes):
+    report(altered(*changes))
+
+
+RAW = ["[", '{"":', "9", "1e999", "", "\0", '"\\ud800"', '"\\u001b[2J"', '{"1": 0, "01": []}']
+SCALARS = st.one_of(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=20),
+    st.sampled_from([-1, 0, 1, 2, 1 << 31, 1 << 63, 1 << 4000, "\x1b[2J"]),
+    st.just("RAW"),
+)
+KEYS = st.text(max_size=3) | st.sampled_from(["0", "01", "9", "\u0663", "earlier"])
 ANYTHING = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=6,
 )
 
@@ -113,39 +115,14 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(SETTINGS, max_examples=3 * EXAMPLES)
-@given(st.data())
-def test_any_value_in_any_place(data):
-    raw = good()
+@SETTINGS
+@given(st.data(), st.sampled_from(RAW), st.sampled_from([1, 5000]))
+def test_any_value_in_any_place_of_the_json(data, raw, times):
+    whole = [deepcopy(KNOWN)]
     for _ in range(data.draw(st.integers(1, 3))):
-        container, key = data.draw(st.sampled_from(places(raw)))
+        container, key = data.draw(st.sampled_from(places(whole)))
         if isinstance(container, dict) and data.draw(st.booleans()):
-            del container[key]
+            container[data.draw(KEYS)] = container.pop(key)
         else:
             container[key] = data.draw(ANYTHING)
-    _, said = report(pickle.dumps(raw))
-    assert all(c.isprintable() or c in "\n\t" for c in said), "a terminal would obey it"
-
-
-@pytest.mark.parametrize("op", [b"r\xff\xff\xff\x7f", b"p9999999999\n"])
-def test_an_index_in_a_file_reserves_no_memory(op):
-    """A memo of two thousand million entries would take this process with it."""
-    status, _ = report(b"\x80\x02N" + op + b".")
-    assert status == 2
-
-
-def test_numbers_far_apart_are_not_counted_through():
-    raw = good()
-    raw["entries"][1]["fastcoll"]["seq"] = 1 << 60
-    assert report(pickle.dumps(raw))[0] == 1
-
-
-def test_lists_that_hold_each_other():
-    """Of a few hundred bytes, but 10**30 numbers to whoever walks all."""
-    shape: Any = [1] * 10
-    for _ in range(30):
-        shape = [shape] * 10
-    raw = good()
-    raw["entries"][0]["input_sizes"] = shape
-    status, said = report(pickle.dumps(raw))
-    assert status == 2 and "input_sizes[0][0]: expected a number" in said
+    report(dump(text=json.dumps(whole[0]).replace('"RAW"', times * raw)))

@@ -1,15 +1,20 @@
-"""Dumps that no live rank wrote: files that are none, and comparisons that need many ranks."""
+"""What is read of a dump, files that are none, and comparisons that need many ranks."""
 
-import pickle
+import json
+import socket
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_bytes import KNOWN, record
+from memory_bytes import dump as dump_bytes
+from programs import python
 
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.analysis import analyse
-from fastcoll.trace.dumps import Dump, find, loads, parse, read
+from fastcoll.trace.dumps import Dump, find, parse, read
+from fastcoll.trace.memory import LANES, STATES, load
 from fastcoll.trace.report import print_report, spans
 
 
@@ -144,19 +149,85 @@ def test_files_are_found_by_prefix_or_folder(tmp_path):
         read(f"{tmp_path}/u_")
 
 
-class Bad:
-    def __reduce__(self) -> Any:
-        return print, ("never",)
-
-
 @pytest.mark.parametrize(
-    "content", [b"", b"text", pickle.dumps([1]), pickle.dumps({"entries": []}), pickle.dumps(Bad())]
+    ("content", "what"),
+    [
+        (b"text", "it does not begin as one"),
+        (dump_bytes(slots=1 << 60), "it is cut off"),
+        (dump_bytes(text="[" * 5000), "its JSON is broken"),
+        (
+            dump_bytes(text=json.dumps(KNOWN | {"calls": [1]})),
+            r"JSON.calls\[0\]: expected str, got",
+        ),
+        (dump_bytes([record(1), record(2, lane=2, peer=2)]), "the peer of record 2 is wrong"),
+        (dump_bytes([record(1, stack=1)]), "a stack is cut off"),
+    ],
 )
-def test_what_is_no_dump_is_refused(content, tmp_path, capsys):
-    with pytest.raises(ValueError, match="not a dump"):
-        loads(content)
-    (tmp_path / "t_0").write_bytes(content)
+def test_what_is_no_dump_is_refused(content, what):
+    with pytest.raises(ValueError, match=f"not a dump of fastcoll.trace: {what}"):
+        load(content)
+
+
+def test_a_rank_that_made_no_call_is_missing(tmp_path, capsys):
+    (tmp_path / "t_0").write_bytes(dump_bytes([record(1), record(2, seq=1 << 60)]))
+    (tmp_path / "t_1").write_bytes(dump_bytes([], rank=1, json_version=0))
+    assert main([f"{tmp_path}/t_"]) == 1
+    said = capsys.readouterr().out
+    assert "rank 1 has not arrived at all_reduce(float32[3, 4], op SUM), seq 1" in said
+    (tmp_path / "t_1").write_bytes(dump_bytes())
     assert main([f"{tmp_path}/t_"]) == 2
-    captured = capsys.readouterr()
-    assert f"{tmp_path}/t_0: not a" in captured.err
-    assert "never" not in captured.out
+    assert "t_1: another file is of rank 0 too" in capsys.readouterr().err
+
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+import fastcoll.trace
+from fastcoll.trace.memory import load, read
+
+dist.init_process_group("fastcoll", store=dist.HashStore(), rank=0, world_size=1)
+assert fastcoll.trace.records() == []
+backend, begin = dist.group.WORLD._get_backend(torch.device("cpu")), time.time_ns()
+dist.all_reduce(torch.ones(3, 4), dist.ReduceOp.MAX)
+dist.broadcast(torch.ones(2, dtype=torch.float64), 0)
+dist.all_gather([torch.ones(5, dtype=torch.uint8)], torch.ones(5, dtype=torch.uint8))
+backend.monitored_barrier()
+backend.abort()
+try:
+    dist.reduce(torch.ones(7), 0)
+except RuntimeError:
+    print(os.getpid(), begin, time.time_ns())
+fastcoll.trace.dump(sys.argv[1])
+assert read(os.getpid()).records == load(open(sys.argv[1], "rb").read()).records
+assert [one.rank for one in fastcoll.trace.waits()] == [0]
+"""
+
+
+def test_the_layout_is_that_of_the_process_which_writes(tmp_path):
+    ended = python("-c", PROGRAM, tmp_path / "t_0", variables={"FASTCOLL_TRACE_STACKS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    pid, begin, end = map(int, ended.stdout.split())
+    (trace,) = read(f"{tmp_path}/t_")
+    assert (trace.pid, trace.rank, trace.host) == (pid, 0, socket.gethostname())
+    assert (trace.reason, trace.recorded, trace.groups[1].ranks) == ("asked for", 5, [0])
+    names, found = trace.names, trace.records
+    assert [
+        (names.calls[r.call], names.ops[r.op], r.root, LANES[r.lane], r.seq, STATES[r.state])
+        for r in found
+    ] == [
+        ("all_reduce", "MAX", -1, "collective", 1, "completed"),
+        ("broadcast", "-", 0, "collective", 2, "completed"),
+        ("all_gather", "-", -1, "collective", 3, "completed"),
+        ("barrier", "-", -1, "monitored_barrier", 1, "completed"),
+        ("reduce", "SUM", 0, "collective", 4, "failed"),
+    ]
+    uint8, float32, float64 = map(names.dtypes.index, ("uint8", "float32", "float64"))
+    assert found[0].shapes() == ([(float32, [3, 4])], [(float32, [3, 4])])
+    assert found[1].shapes() == ([(float64, [2])], [(float64, [2])])
+    assert found[2].shapes() == ([(uint8, [5])], [(uint8, [1, 5])])
+    slack = 20_000_000  # nanoseconds, of the conversion between clocks
+    for one in found:
+        assert one.created <= (one.started or one.created) <= one.ended
+        assert begin - slack <= trace.wall_of(one.created) <= end + slack
+        assert "<module>\t<string>\t" in trace.stacks[one.stack]
+    assert "rank 0 aborted the group" in trace.errors[5]
