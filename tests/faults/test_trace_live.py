@@ -157,9 +157,11 @@ def runs(rank: Rank, seconds: float):
 
 
 @pytest.mark.parametrize("kills", [5, full(100)])
-def test_readers_that_are_killed_do_not_matter(jobs, kills):
-    job = jobs(2, runs, kills * 0.5)
+def test_readers_that_are_killed_do_not_matter(jobs, kills, capsys):
+    job = jobs(2, runs, 1 + kills * 0.5)
     job.hear_all()
+    assert main(["--pid", *map(str, job.pids.values())]) == 0
+    assert "No divergence" in capsys.readouterr().out
     draws = random.Random(kills)
     for _ in range(kills):
         reader = subprocess.Popen(
