@@ -15,7 +15,7 @@ from repository import ROOT
 
 __all__ = ["main"]
 
-_FRAMES = 8
+_FRAMES = 6
 _COLUMNS = 84
 _CHARACTER, _LINE, _MARGIN = 8.4, 20, 16
 _COLORS = {"text": "#c9d1d9", "first": "#ff7b72", "prompt": "#7ee787", "page": "#0d1117"}
@@ -27,7 +27,7 @@ def _frames() -> list[list[str]]:
     script = ROOT / "examples" / "which_rank_is_slow.py"
     torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"
     with subprocess.Popen(
-        [sys.executable, *torchrun, script, "--seconds", str(_FRAMES + 20)],
+        [sys.executable, *torchrun, script],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -215,8 +215,8 @@ def test_the_picture_of_a_hang_has_the_text_of_its_page():
     page = (ROOT / "docs" / "faults" / "find-the-rank.md").read_text()
     svg = (ROOT / "docs" / "pictures" / "hang.svg").read_text()
     shown = html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)", svg))).split()
-    printed = next(block for block in page.split("```\n") if "(written because: signal)" in block)
-    assert shown == ["$", "fastcoll", "trace", "traces/rank_", *printed.split()]
+    printed = next(block for block in page.split("```\n") if "ranks 0-2, now" in block)
+    assert shown == ["$", "fastcoll", "trace", "--pid", "4711", *printed.split()]
 
 
 def commands(text: str) -> list[str]:
