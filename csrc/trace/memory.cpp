@@ -85,6 +85,7 @@ std::size_t Memory::reserve(std::size_t bytes) {
 
 std::uint32_t Memory::add(std::string_view text) {
   const auto length = static_cast<std::uint64_t>(text.size());
+  if (header().end + text.size() > header().texts + kTexts / 2) return 0;  // the rest is for JSON
   const std::size_t at = reserve(sizeof length + text.size());
   if (at == 0) return 0;
   std::memcpy(base_ + at, &length, sizeof length);
