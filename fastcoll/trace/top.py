@@ -284,6 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 looked = True
     except KeyboardInterrupt:
         return 0
+    except BrokenPipeError:  # `fastcoll top PID | head`
+        raise
     except (OSError, ValueError) as error:
         if looked and isinstance(error, ProcessLookupError):
             print("fastcoll.top: the job has ended", file=sys.stderr)
