@@ -27,9 +27,9 @@ def test_help_and_a_wrong_command_list_the_commands(capsys, arguments, status):
     assert (printed.out if status else printed.err) == ""
     for name, command in COMMANDS.items():
         assert f"  {name:7} {command.meaning}\n" in text
-    assert ("expected a command of info, demo, compare, bench, trace, top, tune, got" in text) == bool(
-        status
-    )
+    assert (
+        "expected a command of info, demo, compare, bench, trace, top, tune, got" in text
+    ) == bool(status)
     assert ("Did you mean fastcoll info?" in text) == (arguments == ["inof"])
 
 
