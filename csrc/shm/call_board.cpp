@@ -29,16 +29,16 @@ std::uint64_t CallBoard::post(const Signature& signature, std::uint64_t others) 
     line.history = historyAfter(before, line.number, signature, others);
     kept_[count_ % kKept] = line;
   }
-  // A reader takes a line only if its number is the same before and after.
+  // A reader takes a line only if its number is the same before and after. Release: a reader of a
+  // new word then also reads that the number has changed.
   CallLines& calls = memory_.own().calls;
   CallLine& shared = calls.lines[line.number % CallLines::kLines];
   shared.number.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  shared.history.store(line.history, std::memory_order_relaxed);
+  shared.history.store(line.history, std::memory_order_release);
   std::array<std::uint64_t, CallLine::kWords> words{};
   std::memcpy(words.data(), &signature, sizeof signature);
   for (std::size_t i = 0; i < words.size(); ++i) {
-    shared.signature[i].store(words[i], std::memory_order_relaxed);
+    shared.signature[i].store(words[i], std::memory_order_release);
   }
   shared.number.store(line.number, std::memory_order_release);
   calls.count.store(line.number, std::memory_order_release);
@@ -55,15 +55,14 @@ std::optional<CallBoard::Line> CallBoard::lineOf(int peer, std::uint64_t number)
   const CallLine& shared = memory_.block(peer).calls.lines[number % CallLines::kLines];
   Line line;
   line.number = shared.number.load(std::memory_order_acquire);
-  line.history = shared.history.load(std::memory_order_relaxed);
+  line.history = shared.history.load(std::memory_order_acquire);
   std::array<std::uint64_t, CallLine::kWords> words{};
   for (std::size_t i = 0; i < words.size(); ++i) {
-    words[i] = shared.signature[i].load(std::memory_order_relaxed);
+    words[i] = shared.signature[i].load(std::memory_order_acquire);
   }
-  std::atomic_thread_fence(std::memory_order_acquire);
   const bool same = shared.number.load(std::memory_order_relaxed) == line.number;
   if (!same || line.number != number) return std::nullopt;
-  std::memcpy(&line.signature, words.data(), sizeof line.signature);
+  std::memcpy(static_cast<void*>(&line.signature), words.data(), sizeof line.signature);
   return line;
 }
 
