@@ -149,28 +149,41 @@ def test_files_are_found_by_prefix_or_folder(tmp_path):
         read(f"{tmp_path}/u_")
 
 
+WRONG = [(field, {field: 4}) for field in ("id", "state", "lane", "call", "op")]
+WRONG += [
+    ("peer", {"lane": 2, **fields}) for fields in ({"peer": 2}, {"peer": -2}, {"sends": True})
+]
+WRONG += [
+    ("shape", {"words": (40 << 8,), "used": 41, "kept_inputs": 0}),
+    ("dtype", {"words": (2, 1)}),
+]
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
         (b"text", "it does not begin as one"),
         (dump_bytes(slots=1 << 60), "it is cut off"),
+        (dump_bytes(kept=1 << 60, records=1 << 60), "the sizes of its slots are wrong"),
+        (dump_bytes(rank=-1), "its rank or its number of records is wrong"),
+        (dump_bytes(records=1 << 63), "its rank or its number of records is wrong"),
         (dump_bytes(text="[" * 5000), "its JSON is broken"),
         (
-            dump_bytes(text=json.dumps(KNOWN | {"calls": [1]})),
-            r"JSON.calls\[0\]: expected str, got",
+            dump_bytes(text=json.dumps(KNOWN | {"bytes": [-1]})),
+            r"JSON.bytes\[0\]: expected int of 32",
         ),
-        (dump_bytes([record(1), record(2, lane=2, peer=2)]), "the peer of record 2 is wrong"),
         (dump_bytes([record(1, stack=1)]), "a stack is cut off"),
+        *[(dump_bytes([record(1, **fields)]), f"the {what} of record 1") for what, fields in WRONG],
     ],
 )
 def test_what_is_no_dump_is_refused(content, what):
-    with pytest.raises(ValueError, match=f"not a dump of fastcoll.trace: {what}"):
+    with pytest.raises(ValueError, match=f"^not a dump of fastcoll.trace: {what}"):
         load(content)
 
 
 def test_a_rank_that_made_no_call_is_missing(tmp_path, capsys):
     (tmp_path / "t_0").write_bytes(dump_bytes([record(1), record(2, seq=1 << 60)]))
-    (tmp_path / "t_1").write_bytes(dump_bytes([], rank=1, json_version=0))
+    (tmp_path / "t_1").write_bytes(dump_bytes([], "", rank=1, json_version=0))
     assert main([f"{tmp_path}/t_"]) == 1
     said = capsys.readouterr().out
     assert "rank 1 has not arrived at all_reduce(float32[3, 4], op SUM), seq 1" in said
