@@ -6,8 +6,8 @@
 //   slots       the ring (ring.hpp)
 //   texts       stacks, each with its length before it; the JSON of groups and errors
 //
-// Whoever reads sees a state of the JSON in full, because it is written to a new place, or to the
-// one before the last, and the header then says where it is.
+// A reader gets one state of the JSON in full. Each state is written to another place than the one
+// before it, and then the header gets the new place.
 #pragma once
 
 #include <atomic>

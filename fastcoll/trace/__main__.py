@@ -19,7 +19,8 @@ from typing import Any
 from fastcoll.trace.analysis import Report, analyse
 from fastcoll.trace.dumps import parse, read
 from fastcoll.trace.flight_recorder import flight_recorder
-from fastcoll.trace.memory import Trace, copy
+from fastcoll.trace.live import copy
+from fastcoll.trace.memory import Trace
 from fastcoll.trace.processes import read_job
 from fastcoll.trace.report import as_json, print_report
 

@@ -1,9 +1,9 @@
 """Which rank makes the others wait: by the times at which the ranks of a host arrive in each call.
 
 The ranks of a host share a clock, and their traces have the time at which each call began, or was issued to a device.
-In a collective all wait for the rank that comes last, so what the others wait is lost to that one; a receiver waits for
-the sender. Nothing is measured in the job for it. If a job makes more calls between two looks than the traces keep,
-those that are kept stand for all.
+In a collective all ranks wait for the last one, and a receiver waits for the sender: this time is lost to the rank
+that comes last. The job measures nothing for it. If it makes more calls between two looks than the traces keep, the
+kept calls represent all.
 """
 
 from __future__ import annotations

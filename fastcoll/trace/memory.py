@@ -1,35 +1,21 @@
-"""Reads the memory of a trace, of a process that runs or hangs or as a dump; the layout is csrc/trace/memory.hpp's.
+"""A trace, and how it is read from its memory, whose layout is that of csrc/trace/memory.hpp.
 
-The process takes no part in it, and sees nothing of it. A record has a version, which is even and the same before and
-after a read that no writer has disturbed.
+The memory is a dump, or that of a process which runs (fastcoll/trace/live.py). A record has a version, which is even,
+and the same before and after a read that no writer has disturbed. Each value is checked before it is used.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import re
 import struct
 import time
 from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Group",
-    "Names",
-    "NoTraceError",
-    "Record",
-    "Trace",
-    "copy",
-    "load",
-    "read",
-    "traced_processes",
-]
+__all__ = ["Group", "Names", "Record", "Trace", "dump_of", "load", "owner_of", "parse"]
 
 _MAGIC = b"FSTTRACE"
 _LAYOUT = 1
@@ -57,14 +43,9 @@ _JSON: dict[str, Any] = {
 }
 """Types of the values in the JSON; keys are texts, of digits where int stands."""
 _TRIES = 100
-_LINK = "/memfd:trace.fastcoll"
 
 LANES = ("collective", "device", "message", "monitored_barrier")
 STATES = ("scheduled", "started", "completed", "failed")
-
-
-class NoTraceError(ValueError):
-    """The process has made no group."""
 
 
 class Record(NamedTuple):
@@ -172,112 +153,37 @@ class Trace:
         return self.wall + int((ticks - self.ticks) * self.rate)
 
 
-def traced_processes() -> Iterator[int]:
-    """Yields the processes of this user that have a trace; by pid, ascending."""
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-        try:
-            if _descriptors(pid):
-                yield pid
-        except OSError:  # it has ended, or is another user's
-            continue
-
-
-def read(pid: int, newest: int | None = None) -> Trace:
-    """Returns the trace of a process of this host.
-
-    Args:
-        pid: The process.
-        newest: How many of the newest records to read; all by default.
-
-    Raises:
-        ProcessLookupError: There is no such process.
-        PermissionError: It is another user's.
-        NoTraceError: It has no trace.
-        ValueError: Another version of fastcoll made the trace.
-    """
-    with _memory_of(pid) as memory:
-        return replace(_trace(memory, newest), pid=pid)
-
-
-def copy(pid: int, reason: str) -> bytes:
-    """Returns a dump of a process of this host, which ``load`` reads; see ``read`` for the errors.
-
-    Args:
-        pid: The process.
-        reason: Why it is made, for the report.
-    """
-    with _memory_of(pid) as memory:
-        for _ in range(_TRIES):
-            content = bytearray(memory[: _header(memory).end])
-            header = _header(content)
-            if header.json_version % 2 == 0 and header.json_version == _header(memory).json_version:
-                break
-            time.sleep(0.0001)
-        for number in range(header.slots):
-            at = _place(header, number)
-            if content[at] % 2 or content[at : at + 8] != memory[at : at + 8]:
-                content[at : at + 8] = bytes(8)  # a writer may have disturbed the copy
-        trace = _trace(content, None)
-    header = header._replace(
-        dump_ticks=trace.ticks,
-        dump_nanos=int(trace.nanos),
-        dump_wall=trace.wall,
-        reason=reason.encode()[:63],
-    )
-    content[: _HEADER.size] = _HEADER.pack(*header)
-    return bytes(content)
-
-
-@contextmanager
-def _memory_of(pid: int) -> Iterator[mmap.mmap]:
-    try:
-        paths = _descriptors(pid)
-    except FileNotFoundError:
-        raise ProcessLookupError(f"there is no process {pid}") from None
-    except PermissionError:
-        raise PermissionError(
-            f"process {pid} belongs to another user, or is protected. Run this as the user of the job."
-        ) from None
-    own = _pid_in_namespace(pid)
-    for path in paths:
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
-        ):
-            if _header(memory).pid == own:  # a forked child has its parent's descriptor too
-                yield memory
-                return
-    raise NoTraceError(
-        f"process {pid} has no trace: it has made no group of fastcoll, or FASTCOLL_TRACE_SIZE is 0"
-    )
-
-
 def load(content: bytes) -> Trace:
     """Returns the trace in a dump.
 
     Raises:
         ValueError: The bytes are no dump.
     """
-    return _trace(content, None)
+    return parse(content)
 
 
-def _descriptors(pid: int) -> list[str]:
-    folder = f"/proc/{pid}/fd"
-    found = []
-    for name in os.listdir(folder):
-        try:
-            if os.readlink(f"{folder}/{name}").startswith(_LINK):
-                found.append(f"{folder}/{name}")
-        except FileNotFoundError:  # closed meanwhile
-            continue
-    return found
+def owner_of(memory: Any) -> int:
+    """Returns the process whose trace it is, as the process itself sees its ID; see ``parse`` for the error."""
+    return int(_header(memory).pid)
 
 
-def _pid_in_namespace(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return pid
+def dump_of(memory: Any, reason: str) -> bytes:
+    """Returns a dump, which ``load`` reads, of the memory of a process that may run; see ``parse`` for the error."""
+    for _ in range(_TRIES):
+        content = bytearray(memory[: _header(memory).end])
+        header = _header(content)
+        if header.json_version % 2 == 0 and header.json_version == _header(memory).json_version:
+            break
+        time.sleep(0.0001)
+    for number in range(header.slots):
+        at = _place(header, number)
+        if content[at] % 2 or content[at : at + 8] != memory[at : at + 8]:
+            content[at : at + 8] = bytes(8)  # a writer may have disturbed the copy
+    trace = parse(content)
+    moment = {"dump_ticks": trace.ticks, "dump_nanos": trace.nanos, "dump_wall": trace.wall}
+    header = header._replace(reason=reason.encode()[:63], **moment)
+    content[: _HEADER.size] = _HEADER.pack(*header)
+    return bytes(content)
 
 
 def _broken(what: str) -> ValueError:
@@ -296,7 +202,12 @@ def _header(memory: Any) -> _Header:
     return header
 
 
-def _trace(memory: Any, newest: int | None) -> Trace:
+def parse(memory: Any, newest: int | None = None) -> Trace:
+    """Returns the trace in a memory, with so many of its newest records, or all.
+
+    Raises:
+        ValueError: It is no memory of a trace, or another version of fastcoll made it.
+    """
     header = _header(memory)
     slots, kept = header.slots, header.kept
     if header.slot_bytes < _SLOT or slots & (slots - 1) or not 0 < kept <= slots:

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastcoll.trace.memory import NoTraceError, Trace, read, traced_processes
+from fastcoll.trace.live import NoTraceError, read, traced_processes
+from fastcoll.trace.memory import Trace
 
 __all__ = ["ranks_of", "read_job"]
 
@@ -60,7 +61,7 @@ def ranks_of(pids: Sequence[int]) -> list[int]:
 
 
 def read_job(pids: Sequence[int], newest: int | None = None) -> list[Trace]:
-    """Returns the traces of ``ranks_of`` these processes, by rank; see ``fastcoll.trace.memory.read``.
+    """Returns the traces of ``ranks_of`` these processes, by rank; see ``fastcoll.trace.live.read``.
 
     Raises:
         ProcessLookupError: All of them have ended.

@@ -218,7 +218,7 @@ def replays(rank: Rank, graph: str, then: str):
 )
 @plays(66)
 def test_a_killed_rank_of_a_graph(jobs, size, graph, then):
-    """A replay may be under way, so what it computes may be wrong: also who makes no call any more must hear it."""
+    """A replay may be under way and compute wrong values. A rank that makes no further call gets the error too."""
     job = jobs(size, replays, graph, then)
     job.hear_all()
     time.sleep(0.3)  # they replay, or wait for no call at all

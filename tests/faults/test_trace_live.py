@@ -1,4 +1,4 @@
-"""A job that runs or hangs is looked at from outside: who makes the others wait, and no effect on the job.
+"""Another process reads the traces of a job: it finds the rank that makes the others wait, and the job goes on.
 
 The oracle of lost time is what the ranks note themselves: the moment before each call, by the clock that they share.
 """
@@ -20,7 +20,7 @@ from suite_rules import full, until
 
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.lateness import Waits
-from fastcoll.trace.memory import read
+from fastcoll.trace.live import read
 from fastcoll.trace.top import main as top
 
 CALLS = 200

@@ -196,7 +196,8 @@ PROGRAM = """
 import os, sys, time
 import torch, torch.distributed as dist
 import fastcoll.trace
-from fastcoll.trace.memory import load, read
+from fastcoll.trace.live import read
+from fastcoll.trace.memory import load
 
 dist.init_process_group("fastcoll", store=dist.HashStore(), rank=0, world_size=1)
 assert fastcoll.trace.records() == []
