@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fastcoll import Options
 from fastcoll._communicator import communicator
 from fastcoll._measure import Call
 from fastcoll._version import __version__
@@ -165,7 +166,7 @@ class Peer:
     Args:
         name: The word of the command line: a backend, and after a hyphen a way to train, "shared" for buffers that
             peers read in place, "direct" or "plan" for the calls of ``fastcoll.communicator``, "op" for
-            ``torch.ops.fastcoll``, or "compile" for ``fastcoll.compile``. "unreduced" is DDP without any reduction.
+            ``torch.ops.fastcoll``, "compile" for ``fastcoll.compile``, or "digest" for FASTCOLL_DIGEST=all. "unreduced" is DDP without any reduction.
             "fake" does nothing: the cost of torch's own path to any backend.
         timeout: Limit of each call.
 
@@ -184,7 +185,8 @@ class Peer:
         self.backend, self.way = self.parts(name)
         version = __version__ if self.backend == "fastcoll" else f"of torch {torch.__version__}"
         self.library = "none" if self.way == "unreduced" else f"{self.backend} {version}"
-        self.group = dist.new_group(backend=self.backend, timeout=timeout)
+        options = Options(digest="all") if self.way == "digest" else None
+        self.group = dist.new_group(backend=self.backend, timeout=timeout, pg_options=options)
 
     @classmethod
     def parts(cls, name: str) -> tuple[str, str]:
@@ -209,7 +211,7 @@ class Peer:
             return "it moves CUDA tensors only: run with --device cuda"
         if way in ("shared", "unreduced") and device.type != "cpu":
             return "it is for CPU tensors"
-        if way in (*DIRECT, "compile"):
+        if way in (*DIRECT, "compile", "digest"):
             return "" if backend == "fastcoll" else f"only fastcoll has {way}"
         return missing_way(way)
 

@@ -56,6 +56,7 @@ WAYS: dict[str, Callable[..., nn.Module]] = {
     "": _ddp,
     "batched": partial(_ddp, batched_grad_copy=True),  # copies the gradients of a bucket at once
     "bf16": partial(_hooked, lambda group: group, bf16_compress_hook),
+    "digest": _ddp,
     "fused": partial(_hooked, FusedAllreduceState, fused_allreduce_hook),
     "fused-bf16": partial(
         _hooked, partial(FusedAllreduceState, wire_dtype=_BF16), fused_allreduce_hook

@@ -101,7 +101,7 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
-  trace::stopWatching();
+  trace::end();
   for (const auto& device : GroupDevice::live()) device->end();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();

@@ -75,6 +75,9 @@ class Options(Backend.Options):
             else 0. -1 to 1000000.
         link_seconds: Seconds without any TCP response after which a host is treated as lost. 0 keeps the TCP defaults.
             0 to 86400.
+        digest: Whether the trace has digests of the inputs and results of CPU tensors: of collectives that reduce, or
+            of all. Ranks compare their results at the next collective. With FASTCOLL_TRACE_DUMP, each rank also dumps
+            its trace when the program ends. One of off, sum, all.
         shared_buckets: False keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.
             With a GPU, buckets are private unless DDP_DISABLE_COMM_MEM is 0.
         tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
@@ -97,6 +100,7 @@ class Options(Backend.Options):
     ring_bytes: int
     spin_us: int
     link_seconds: int
+    digest: str
     shared_buckets: bool
     tuning: Tuning | None
     is_high_priority_stream: bool
@@ -114,6 +118,7 @@ class Options(Backend.Options):
         ring_bytes: int = 2097152,
         spin_us: int = -1,
         link_seconds: int = 10,
+        digest: str = "off",
         shared_buckets: bool = True,
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,
@@ -353,6 +358,9 @@ def build_info() -> dict[str, str]:
 def groups() -> list[dict[str, Any]]:
     """Returns fastcoll's part of ``fastcoll.info.groups``, of each live group of this process, without devices."""
 
+def digest(tensor: torch.Tensor) -> int:
+    """Returns the digest of a contiguous CPU tensor's bytes: csrc/reduce/digest.hpp."""
+
 def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""
 
@@ -371,7 +379,7 @@ def set_device_loader(load: Callable[[], None]) -> None:
     """Sets what imports ``fastcoll._cuda``, at the first device tensor."""
 
 def trace_dump(reason: str) -> bytes:
-    """Returns the trace as a pickle; empty if nothing is recorded."""
+    """Returns a copy of the trace's memory; empty if nothing is recorded."""
 
 def trace_write(reason: str, path: str = "") -> str:
     """Writes the trace to a file, by default FASTCOLL_TRACE_DUMP and the rank, and returns its name."""

@@ -17,6 +17,7 @@ from fastcoll._version import __version__
 if TYPE_CHECKING:
     from fastcoll import ddp, fsdp, info
     from fastcoll._C import Options
+    from fastcoll._check_same import check_same
     from fastcoll._communicator import communicator
     from fastcoll._compile import compile
     from fastcoll._monitored_barrier import monitored_barrier
@@ -28,6 +29,7 @@ __all__ = [
     "Options",
     "__version__",
     "all_reduce_coalesced",
+    "check_same",
     "communicator",
     "compile",
     "ddp",
@@ -42,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "all_reduce_coalesced": "fastcoll.coalesced",
+    "check_same": "fastcoll._check_same",
     "communicator": "fastcoll._communicator",
     "compile": "fastcoll._compile",
     "empty_shared": "fastcoll.shared_tensor",

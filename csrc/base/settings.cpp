@@ -97,4 +97,9 @@ StoresChoice Settings::storesChoice() const {
   return stores == "streaming" ? StoresChoice::Streaming : StoresChoice::Auto;
 }
 
+DigestsOf Settings::digestsOf() const {
+  if (digest == "all") return DigestsOf::All;
+  return digest == "sum" ? DigestsOf::Sums : DigestsOf::Nothing;
+}
+
 }  // namespace fastcoll

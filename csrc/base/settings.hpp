@@ -10,6 +10,7 @@ namespace fastcoll {
 
 enum class SharedMemoryChoice : std::uint32_t { Auto, Off, Require };
 enum class StoresChoice { Auto, Plain, Streaming };
+enum class DigestsOf { Nothing, Sums, All };
 
 /// One row of the table.
 struct Setting {
@@ -63,6 +64,7 @@ struct Settings {
 
   SharedMemoryChoice sharedMemoryChoice() const;
   StoresChoice storesChoice() const;
+  DigestsOf digestsOf() const;
 };
 
 }  // namespace fastcoll

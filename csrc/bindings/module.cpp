@@ -8,6 +8,7 @@
 #include "cpu/hosts/selector.hpp"
 #include "network/gloo.hpp"
 #include "process_group.hpp"
+#include "reduce/digest.hpp"
 #include "reduce/reduce.hpp"
 #include "torch/error.hpp"
 
@@ -242,6 +243,14 @@ PYBIND11_MODULE(_C, m) {
       py::arg("load"));
   m.def("groups", &groups);
   m.def("reduce_isa", &reduceIsa);
+  m.def(
+      "digest",
+      [](const at::Tensor& tensor) {
+        TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous(),
+                    "fastcoll: expected a contiguous CPU tensor");
+        return digestOf(0, tensor.const_data_ptr(), tensor.nbytes());
+      },
+      py::arg("tensor"));
   m.def("build_info", [] {
     py::dict info;
     info["fastcoll"] = FASTCOLL_VERSION;

@@ -61,6 +61,13 @@ void Task::run(CpuEngine& engine) {
 
 void CpuEngine::run(Request& request) {
   if (bytesOf(request) > kBriefBytes) beforeWait();
+  if (!digests_.areOn()) return transfer(request);
+  digests_.before(request);
+  transfer(request);
+  digests_.after(request);
+}
+
+void CpuEngine::transfer(Request& request) {
   switch (path_.load(std::memory_order_acquire)) {
     case Path::Local:
       return runSingleRank(request);
@@ -73,7 +80,7 @@ void CpuEngine::run(Request& request) {
       runMultiHost(multiHost_, request,
                    errorSite(collectiveName(request.collective), config_, request.seq));
   }
-  if (stream_ != nullptr) stream_->completed(request.seq);
+  if (stream_ != nullptr) stream_->completed(request);
 }
 
 void CpuEngine::execute(Task& task) {
@@ -90,8 +97,9 @@ void CpuEngine::execute(Task& task) {
       beforeWait();
       decide(request.timeout);
     }
+    digests_.begin();
     task.run(*this);
-    trace::complete(task.trace);
+    trace::complete(task.trace, digests_.ofCall());
   } catch (const Error& error) {
     beforeWait();
     try {

@@ -21,6 +21,7 @@
 #include "base/settings.hpp"
 #include "cpu/abort_hooks.hpp"
 #include "cpu/algorithms/algorithm.hpp"
+#include "cpu/digests.hpp"
 #include "cpu/hosts/multi_host.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
 #include "cpu/spin_time.hpp"
@@ -142,6 +143,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   std::unique_lock<std::mutex> admit(Task& task, bool& here);
   void uncheck();
   void execute(Task& task);
+  void transfer(Request& request);
   const Agreement& agree(Milliseconds timeout);
   void decide(Milliseconds timeout);
   void span(const Agreement& agreement, Milliseconds timeout);
@@ -168,6 +170,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
 
   const EngineConfig config_;
   SpinTime spin_;  // decided with the transport
+  GroupDigests digests_;
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   ErrorChannel errors_;

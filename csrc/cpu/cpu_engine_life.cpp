@@ -36,6 +36,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
                      std::shared_ptr<GroupNetwork> network)
     : config_(std::move(config)),
       spin_(config_.settings.spinMicros),
+      digests_(config_.settings.digestsOf()),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
       errors_(store_, runOnWorker),

@@ -13,6 +13,7 @@ struct IsaKernels {
   SquaresFn (*squares)(DType dtype) noexcept;
   WireCast bfloat16;
   WireCast float16;
+  DigestFn digest;
 };
 extern const IsaKernels kernelsBaseline;
 extern const IsaKernels kernelsAvx2;

@@ -41,6 +41,7 @@ constexpr bool kSumsOnly = FASTCOLL_VECTOR_BYTES == 64;
 #include "reduce/integer_kernels.inl"
 #include "reduce/loops.inl"
 #include "reduce/wire_kernels.inl"
+#include "reduce/digest_kernel.inl"
 // clang-format on
 
 template <class Format, bool kComplex>
@@ -129,6 +130,7 @@ SquaresFn squaresFor(DType dtype) noexcept {
 const IsaKernels FASTCOLL_KERNELS = {reductionOf,
                                      squaresFor,
                                      {narrowAll<BFloat16>, widenAll<BFloat16>},
-                                     {narrowAll<Float16>, widenAll<Float16>}};
+                                     {narrowAll<Float16>, widenAll<Float16>},
+                                     digestWords};
 
 }  // namespace fastcoll

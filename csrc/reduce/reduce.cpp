@@ -119,6 +119,10 @@ const WireCast& wireCast(DType wire) {
               dtypeName(wire), "; cast before and after the collective");
 }
 
+DigestFn digestFunction() noexcept {
+  return kernels().digest;
+}
+
 const char* reduceIsa() {
   return currentIsa().load(std::memory_order_relaxed)->name;
 }

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/dtype.hpp"
 
@@ -64,6 +65,11 @@ struct WireCast {
 
 /// The casts between float32 and Float16 or BFloat16. Throws Error(Type) for another type.
 const WireCast& wireCast(DType wire);
+
+/// Sums words of 32 bits, each times its key (digest.hpp).
+using DigestFn = std::uint64_t (*)(const void* from, const std::uint32_t* keys,
+                                   std::size_t words) noexcept;
+DigestFn digestFunction() noexcept;
 
 /// Name of the instruction set in use: "avx512", "avx2", "baseline".
 const char* reduceIsa();

@@ -19,7 +19,7 @@ namespace fastcoll {
 /// then rounded to it too, unless the order of sums is fixed.
 enum class Wire : std::uint8_t { None, Rounds, KeepsOrder };
 
-/// A collective's signature, which all ranks compare.
+/// A collective's signature, which all ranks compare, but for the digests of gradients.
 struct Signature {
   std::uint64_t seq = 0;
   std::uint64_t count = 0;  // elements; each peer has its own expected count
@@ -29,6 +29,10 @@ struct Signature {
   DType dtype = DType::UInt8;
   ReduceOp op = ReduceOp::None;
   Wire wire = Wire::None;  // of an AllReduce
+  /// Of the collective before, with FASTCOLL_DIGEST: the digests of the result that all ranks have,
+  /// and of this rank's gradients; 0 if there is none.
+  std::uint64_t resultBefore = 0;
+  std::uint64_t gradientsBefore = 0;
 };
 
 /// What a rank announces of a message that is not in its first segment.

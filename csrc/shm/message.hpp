@@ -60,6 +60,17 @@ class Message {
     return within + length <= placed.span.bytes ? placed.span.data + within : nullptr;
   }
 
+  /// Calls use(offset, data, bytes) for each piece, with its place among the bytes of memory.
+  template <typename Use>
+  void visitMemory(Use use) const {
+    std::size_t offset = 0;
+    visit(0, bytes_,
+          [&, scale = cast_ != nullptr ? kNarrowing : 1](std::uint8_t* data, std::size_t bytes) {
+            use(offset, data, bytes * scale);
+            offset += bytes * scale;
+          });
+  }
+
   /// Copies [offset, offset + length) of the message to `to`; `streaming`: past the caches.
   void read(std::size_t offset, std::size_t length, void* to, bool streaming = false) const {
     auto* out = static_cast<std::uint8_t*>(to);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
@@ -10,6 +11,7 @@
 namespace fastcoll {
 namespace {
 constexpr std::size_t kLine = 64;
+constexpr int kEqualCalls = 20;  // after which equal gradients are reported
 }  // namespace
 
 std::string describe(const Signature& signature) {
@@ -58,6 +60,33 @@ bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expecte
          theirs.root == mine.root && counts && factors;
 }
 
+bool sameResults(const Signature& mine, const Signature& theirs) {
+  return mine.resultBefore == theirs.resultBefore || mine.resultBefore == 0 ||
+         theirs.resultBefore == 0;
+}
+
+std::string differentResults(const Signature& signature, const RanksByDigest& ranks,
+                             const std::function<std::string(int)>& name) {
+  const auto fewer = [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); };
+  const auto most = std::ranges::max_element(ranks, fewer);
+  const bool isMajority = std::ranges::count(ranks, most->second.size(), [](const auto& digest) {
+                            return digest.second.size();
+                          }) == 1;
+  std::string apart, others;
+  for (auto at = ranks.begin(); at != ranks.end(); ++at) {
+    for (const int rank : at->second) {
+      std::string& text = isMajority && at == most ? others : apart;
+      text += concat(text.empty() ? "" : ", ", name(rank));
+    }
+  }
+  return concat("the result of ", describe(signature),
+                isMajority ? " has other bits on " : " differs between ", apart,
+                isMajority ? " than on " : "", others,
+                ". Look for code that writes to the tensor while the call runs, and for faulty "
+                "memory. With FASTCOLL_TRACE_STACKS=1, `fastcoll trace` shows the line of the "
+                "call.");
+}
+
 std::uint64_t hashOf(const Signature& signature, std::uint64_t count) {
   const bool counts = signature.collective != Collective::AllToAll;
   const std::uint64_t words[] = {
@@ -71,6 +100,7 @@ std::uint64_t hashOf(const Signature& signature, std::uint64_t count) {
     hash = (hash ^ word) * 0xff51afd7ed558ccdull;
     hash ^= hash >> 33;
   }
+  if (signature.resultBefore != 0) hash ^= std::rotl(signature.resultBefore, 31);
   return hash;
 }
 
@@ -141,6 +171,7 @@ void SegmentStream::openLargeRing() {
 void SegmentStream::end() {
   next_ = reserved_;
   ++collectives_;
+  if (signature_.gradientsBefore != 0) countEqualGradients();
   // After another rank's fault, the memory just read may have been freed before the read.
   if (memory_.aborted()) memory_.throwAborted(site());
 }
@@ -242,9 +273,16 @@ void SegmentStream::compare(int peer) {
   const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
   const std::uint64_t hash = expected == signature_.count ? hash_ : hashOf(signature_, expected);
   compared_[peer] = 1;
+  if (signature_.gradientsBefore != 0) {
+    const Signature& theirs = block(peer).signatures[collectives_ % 2].signature;
+    equalGradients_ += theirs.gradientsBefore == signature_.gradientsBefore ? 1 : 0;
+  }
   if (arrivalIn(block(peer)).hash == hash) return;
   const Signature theirs = block(peer).signatures[collectives_ % 2].signature;
-  if (agree(signature_, theirs, expected)) return;
+  if (agree(signature_, theirs, expected)) {
+    if (sameResults(signature_, theirs)) return;
+    failResults();
+  }
   std::string mine = describe(signature_);
   if (expected != signature_.count) {
     mine += concat(" (which expects ", expected, " elements from it)");
@@ -332,6 +370,28 @@ void SegmentStream::throwStopReason() {
     memory_.throwAborted(site());
   }
   fail(stopKind_, stopCause_);
+}
+
+/// Waits for all peers, so that the majority shows which rank is apart.
+void SegmentStream::failResults() {
+  RanksByDigest ranks;
+  for (int peer = 0; peer < size(); ++peer) {
+    ControlBlock& theirs = block(peer);
+    if (peer != rank_) wait(peer, theirs, arrivalIn(theirs).position, next_ + 1);
+    ranks[theirs.signatures[collectives_ % 2].signature.resultBefore].push_back(memberOf(peer));
+  }
+  const auto name = [this](int rank) { return memory_.memberName(rank); };
+  fail(ErrorKind::Backend, differentResults(completed_, ranks, name));
+}
+
+void SegmentStream::countEqualGradients() {
+  const bool all = std::exchange(equalGradients_, 0) == size() - 1;
+  if (equalCalls_ == kEqualCalls) return;  // once
+  equalCalls_ = all ? equalCalls_ + 1 : 0;
+  if (equalCalls_ != kEqualCalls || rank_ != 0) return;
+  log(LogLevel::Warn, site(), "the ranks of this host gave equal gradients to ", kEqualCalls,
+      " all_reduces in a row. Does each rank read its own part of the data, as with a "
+      "DistributedSampler?");
 }
 
 void SegmentStream::fail(ErrorKind kind, const std::string& cause) {

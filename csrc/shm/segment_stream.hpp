@@ -29,6 +29,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -155,8 +157,9 @@ class SegmentStream {
 
   /// Publishes that this rank has completed the whole collective, including any part outside the
   /// stream.
-  void completed(std::uint64_t seq) {
-    memory_.own().progress.completed.store(seq, std::memory_order_release);
+  void completed(const Signature& signature) {
+    completed_ = signature;
+    memory_.own().progress.completed.store(signature.seq, std::memory_order_release);
   }
   /// Records the fault on all ranks of the group and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& cause);
@@ -195,6 +198,8 @@ class SegmentStream {
   std::string lateRanks() const;
   void awaitArrival(int peer);
   void compare(int peer);
+  [[noreturn]] void failResults();
+  void countEqualGradients();
   void awaitConsumed(std::uint64_t position);
   void openLargeRing();
   std::uint8_t* memoryOf(const Segment& segment);
@@ -214,6 +219,9 @@ class SegmentStream {
   bool large_ = false;               // a large segment was placed in the present collective
   std::uint64_t collectives_ = 0;    // ended so far; its parity selects the signature
   Signature signature_{};
+  Signature completed_{};   // of the collective before
+  int equalGradients_ = 0;  // peers with the same gradients as this rank, in the collective before
+  int equalCalls_ = 0;      // collectives in a row with such peers only
   std::uint64_t hash_ = 0;  // of it
   std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
@@ -230,7 +238,15 @@ class SegmentStream {
 /// `theirs` must have.
 bool agree(const Signature& mine, const Signature& theirs, std::uint64_t expected);
 
-/// A hash of what agree() compares, with `count` in place of the signature's own.
+/// Whether the ranks have the same result of the collective before, as far as both have digests.
+bool sameResults(const Signature& mine, const Signature& theirs);
+/// Ranks by the digest of their result.
+using RanksByDigest = std::map<std::uint64_t, std::vector<int>>;
+/// The cause of an error if the ranks have different results of the collective with this signature.
+std::string differentResults(const Signature& signature, const RanksByDigest& ranks,
+                             const std::function<std::string(int)>& name);
+
+/// A hash of what agree() and sameResults() compare, with `count` in place of the signature's own.
 std::uint64_t hashOf(const Signature& signature, std::uint64_t count);
 
 /// "all_reduce(seq 17, float32[1000], SUM)"

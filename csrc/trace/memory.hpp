@@ -19,7 +19,7 @@
 namespace fastcoll::trace {
 
 /// Changes with any change of what a reader reads: Header, Record, or the JSON.
-constexpr std::uint32_t kLayout = 1;
+constexpr std::uint32_t kLayout = 2;
 
 struct Header {
   static constexpr std::size_t kBytes = 4096;

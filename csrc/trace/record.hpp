@@ -52,6 +52,12 @@ class Shapes {
   std::uint64_t words[kWords];
 };
 
+/// Digests of a collective's inputs and outputs on this rank (reduce/digest.hpp); 0: not taken.
+struct Digests {
+  std::uint64_t input = 0;
+  std::uint64_t output = 0;
+};
+
 /// A record as stored in the ring, and as other processes read it (memory.hpp). The caller fills in
 /// the description of the call, the trace the rest. Each field that changes later is a word of its
 /// own.
@@ -67,6 +73,7 @@ struct Record {
   std::uint32_t stack = 0;  // place of its text (Memory::add), 0: none
   std::int64_t nanos = 0;   // the moment `created` by CLOCK_MONOTONIC; 0: was not read
   std::int64_t timeoutMillis = 0;
+  Digests digests;
   std::int32_t root = -1;
   std::int32_t tag = 0;
   Lane lane = Lane::Collective;

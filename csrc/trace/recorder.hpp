@@ -32,6 +32,7 @@ struct Recorder {
   Ring ring;
   const bool stacks;
   const std::string dumpPrefix;  // empty: no automatic dumps
+  const bool dumpsAtEnd;
   std::int64_t rank() { return ring.memory().header().rank.load(std::memory_order_relaxed); }
   std::atomic<RecordId> nextMoment{0};  // the record that gets its time by both clocks
 
@@ -56,5 +57,6 @@ Recorder* recorder();
 /// Writes the dump and logs its path, or why it could not be written.
 void dumpByItself(const std::string& reason) noexcept;
 void startWatcher();
+void stopWatching() noexcept;
 
 }  // namespace fastcoll::trace

@@ -92,10 +92,13 @@ void Ring::start(RecordId id, std::int64_t now) {
   }
 }
 
-void Ring::end(RecordId id, State state, std::int64_t now) {
+void Ring::end(RecordId id, State state, std::int64_t now, Digests digests) {
   if (Claim slot(*this, id); slot && slot.get(FASTCOLL_WORD(ended)) == 0) {
     slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(state));
     slot.set(FASTCOLL_WORD(ended), now);
+    if (digests.input == 0 && digests.output == 0) return;
+    slot.set(FASTCOLL_WORD(digests.input), digests.input);
+    slot.set(FASTCOLL_WORD(digests.output), digests.output);
   }
 }
 

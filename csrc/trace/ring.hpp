@@ -24,7 +24,7 @@ class Ring {
   RecordId add(const Record& draft, std::uint64_t seq, bool starts);
   /// These change fields of a record. They do nothing if it has been overwritten since.
   void start(RecordId id, std::int64_t now);
-  void end(RecordId id, State state, std::int64_t now);
+  void end(RecordId id, State state, std::int64_t now, Digests digests = {});
   void setMessage(RecordId id, std::int64_t peer, std::uint64_t seq);
 
   /// The group number in a record; 0 if the record has been overwritten.

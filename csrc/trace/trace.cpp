@@ -126,6 +126,7 @@ Recorder::Recorder(const Settings& settings, const std::string& version,
       ring(settings.traceSize),
       stacks(settings.traceStacks),
       dumpPrefix(settings.traceDump),
+      dumpsAtEnd(!dumpPrefix.empty() && settings.digestsOf() != DigestsOf::Nothing),
       head_(concat("{\"version\":", quoted(version), ",\"host\":", quoted(hostName()),
                    ",\"stacks\":", stacks ? "true" : "false", ",", names(), ",\"groups\":{")) {
   Header& header = ring.memory().header();
@@ -233,9 +234,9 @@ void start(RecordId id) {
   if (all != nullptr) all->ring.start(id, all->ticks.now());
 }
 
-void complete(RecordId id) {
+void complete(RecordId id, Digests digests) {
   Recorder* const all = id == 0 ? nullptr : recorder();
-  if (all != nullptr) all->ring.end(id, State::Completed, all->ticks.now());
+  if (all != nullptr) all->ring.end(id, State::Completed, all->ticks.now(), digests);
 }
 
 void setMessage(RecordId id, int source, std::uint64_t seq) {
@@ -275,6 +276,22 @@ void fail(RecordId id, const std::exception_ptr& error, bool groupFailed) noexce
     fail(id, known.what(), groupFailed);
   } catch (...) {
     fail(id, "interrupted", groupFailed);
+  }
+}
+
+void end() noexcept {
+  Recorder* const all = recorder();
+  stopWatching();
+  if (all == nullptr || !all->dumpsAtEnd || all->ring.last() == 0) return;
+  try {
+    {
+      const std::lock_guard<std::mutex> lock(all->mutex);
+      const auto dumped = [](const auto& known) { return known.second.dumped != Dumped::No; };
+      if (std::ranges::any_of(all->groups, dumped)) return;
+    }
+    write("the program ended");
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, error.what());
   }
 }
 

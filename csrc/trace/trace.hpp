@@ -52,7 +52,7 @@ void describe(Record& draft);
 /// record's number; 0 if nothing is recorded. All functions below ignore 0.
 RecordId record(const Record& draft, std::uint64_t seq, bool starts = false);
 FASTCOLL_EXPORTED void start(RecordId id);
-FASTCOLL_EXPORTED void complete(RecordId id);
+FASTCOLL_EXPORTED void complete(RecordId id, Digests digests = {});
 /// Records the source and number of the message that a receive from any rank has found.
 void setMessage(RecordId id, int source, std::uint64_t seq);
 /// The call has failed; `groupFailed`: so has its group, and its first such call writes the dump,
@@ -71,7 +71,8 @@ FASTCOLL_EXPORTED std::string write(const std::string& reason, std::string path 
 
 /// Sets a function that the watcher calls every 100 ms if faults are dumped. It must not throw.
 void setPoll(void (*poll)());
-/// Ends the watcher, at exit.
-void stopWatching() noexcept;
+/// Ends the watcher, at exit. With FASTCOLL_DIGEST and FASTCOLL_TRACE_DUMP it first writes a dump,
+/// unless a group has failed.
+void end() noexcept;
 
 }  // namespace fastcoll::trace

@@ -2,6 +2,7 @@
 // is touched only while a transfer is in progress; the sanitizers check it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -17,6 +18,9 @@ namespace stress {
 
 class MemoryNetwork : public fastcoll::Network {
  public:
+  /// If set: a bit flips in the next transfer of so many bytes or more.
+  static inline std::atomic<std::size_t> flipIn{0};
+
   std::unique_ptr<fastcoll::Connection> connect(const std::string& name, bool first,
                                                 fastcoll::Milliseconds timeout,
                                                 const std::function<void()>& check) override {
@@ -120,6 +124,10 @@ class MemoryNetwork : public fastcoll::Network {
           break;
         }
         if (from.bytes > 0) std::memcpy(to.data, from.data, from.bytes);
+        std::size_t least = flipIn;
+        if (least != 0 && from.bytes >= least && flipIn.compare_exchange_strong(least, 0)) {
+          to.data[from.bytes / 2] ^= 1;
+        }
         from.done = to.done = true;
         sends.pop_front();
         receives.pop_front();

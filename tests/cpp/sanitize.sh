@@ -32,7 +32,7 @@ programs() {
 # The units, those that take longest first: each file of csrc/reduce by itself, because it sets an instruction set for
 # all that follows, and the files of each other folder together.
 CORE=$(printf '%s\n' csrc/reduce/*.cpp | sort; printf '%s\n' csrc/cpu/{point_to_point,hosts,algorithms} csrc/{cpu,shm,group,trace,base})
-STRESS_A="stress stress_harness stress_job stress_collectives stress_groups stress_faults stress_endings"
+STRESS_A="stress stress_harness stress_job stress_collectives stress_groups stress_faults stress_endings stress_digests"
 STRESS_B="stress_letters stress_point_to_point stress_point_to_point_faults stress_hosts"
 
 # build <way>: compiles in parallel what has changed.

@@ -25,9 +25,9 @@ int main(int argc, char** argv) {
   std::vector<std::string> failures;
   int ran = 0;
   for (int round = 0; round < rounds; ++round) {
-    for (const auto& tests :
-         {stress::collectiveTests(), stress::pointToPointTests(), stress::groupTests(),
-          stress::hostTests(), stress::faultTests(), stress::endingTests()}) {
+    for (const auto& tests : {stress::collectiveTests(), stress::pointToPointTests(),
+                              stress::groupTests(), stress::hostTests(), stress::faultTests(),
+                              stress::endingTests(), stress::digestTests()}) {
       for (const stress::Test& test : tests) {
         if (std::string(test.name).find(only) == std::string::npos) continue;
         if (processes ? !test.processes : !test.threads) continue;

@@ -132,6 +132,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.settings.arenaBytes = std::int64_t{1} << 30;
   config.settings.sharedMemory = options.sharedMemory;
   config.settings.hostId = options.hostId;
+  config.settings.digest = options.digest;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
       config, std::make_unique<PrefixStore>(store_, "group/" + name + "/"), options.network);

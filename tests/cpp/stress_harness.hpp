@@ -34,6 +34,7 @@ struct GroupOptions {
   int spinMicros = -1;
   std::string sharedMemory = "require";
   std::string hostId;
+  std::string digest = "off";
   std::shared_ptr<GroupNetwork> network = memoryNetwork();
 };
 
@@ -196,6 +197,7 @@ std::vector<Test> groupTests();
 std::vector<Test> hostTests();
 std::vector<Test> faultTests();
 std::vector<Test> endingTests();
+std::vector<Test> digestTests();
 
 /// Factor of the tests' repetitions; --effort.
 extern int effort;

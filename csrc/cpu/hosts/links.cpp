@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/interrupt.hpp"
 #include "shm/wait.hpp"
@@ -156,7 +157,7 @@ void Links::close() noexcept {
 
 void Links::begin(const Request& request, ErrorSite site) {
   request_ = &request;
-  signature_ = request;
+  before_ = std::exchange(signature_, request.signature());
   ++call_;
   deadline_ = *request.deadline;
   timeout_ = request.timeout;
@@ -210,7 +211,7 @@ void Links::compareLater(int host) {
   if (link(host).later.has_value()) compareNext(host);
   const auto& counts = request_->expectedCount;
   const std::uint64_t expected = counts.empty() ? signature_.count : counts[hosts_.leader(host)];
-  link(host).later = Announced{signature_, expected, call_};
+  link(host).later = Announced{signature_, expected, call_, before_};
 }
 
 /// Waits for the next frame of the host, and compares it with `later`.
@@ -237,7 +238,11 @@ void Links::compareNext(int host) {
 void Links::compare(int host, const Announced& mine, const Head& head) const {
   if (head.call == mine.call && head.bytes <= room_ &&
       agree(mine.signature, head.signature, mine.expected)) {
-    return;
+    if (sameResults(mine.signature, head.signature)) return;
+    const RanksByDigest ranks{{mine.signature.resultBefore, {memory_.rank()}},
+                              {head.signature.resultBefore, {hosts_.leader(host)}}};
+    const auto name = [this](int rank) { return memory_.memberName(rank); };
+    throw Error(ErrorKind::Backend, site_, differentResults(mine.before, ranks, name));
   }
   // If the roots differ, one of the two may have had nothing to send to the other. Then this frame
   // is of another collective than `mine`.
@@ -293,7 +298,9 @@ void Links::compareArrived(int host) {
   visitArrived(peer, Clock::now(), [&](const Head& head, std::size_t i) {
     if (head.closeNotice != 0 || head.call > call_) return false;
     const bool isLater = i == 0 && peer.later.has_value();
-    compare(host, isLater ? *peer.later : Announced{signature_, head.signature.count, call_}, head);
+    compare(host,
+            isLater ? *peer.later : Announced{signature_, head.signature.count, call_, before_},
+            head);
     return true;
   });
 }

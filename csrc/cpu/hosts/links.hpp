@@ -121,6 +121,7 @@ class Links {
     Signature signature;
     std::uint64_t expected;  // elements that the other leader must announce
     std::uint64_t call;
+    Signature before;  // the collective before
   };
   static constexpr std::size_t kAhead = 3;  // receives that are posted before they are needed
   struct Link {
@@ -161,6 +162,7 @@ class Links {
   std::vector<Link> links_;
   const Request* request_ = nullptr;  // of the present collective
   Signature signature_{};
+  Signature before_{};  // of the collective before
   std::uint64_t call_ = 0;
   std::size_t compared_ = 0;  // index of the other host that compareArrived() checked last
   ErrorSite site_;
