@@ -1,8 +1,9 @@
 """``fastcoll trace PREFIX`` or ``fastcoll trace --pid PID``: compares the ranks, and names the one that diverged.
 
 PREFIX is the value of FASTCOLL_TRACE_DUMP, or a folder of dumps. PID is the process of torchrun, or of a rank: its job
-may run or hang, needs no setting, and is not disturbed. The exit status is 0 if the ranks agree, 1 if they do not, 2 if
-there is nothing to read.
+may run or hang, needs no setting, and is not disturbed. ``fastcoll trace --against PREFIX PREFIX`` compares two runs
+that FASTCOLL_DIGEST was set for, and prints where their bits first differ. The exit status is 0 if the ranks or runs
+agree, 1 if they do not, 2 if there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fastcoll.trace.against import compare, print_comparison
 from fastcoll.trace.analysis import Report, analyse
 from fastcoll.trace.dumps import parse, read
 from fastcoll.trace.flight_recorder import flight_recorder
@@ -39,6 +42,17 @@ def _compare(
     return records, analyse([parse(record) for record in records.values()], earlier)
 
 
+def _compare_runs(prefixes: Sequence[str], with_json: bool) -> int:
+    """Prints where two runs first differ, and returns the exit status."""
+    one, other = ([parse(flight_recorder(trace)) for trace in read(prefix)] for prefix in prefixes)
+    comparison = compare(one, other, (prefixes[0], prefixes[1]))
+    if with_json:
+        print(json.dumps(asdict(comparison), indent=2))
+    else:
+        print_comparison(comparison, sys.stdout)
+    return 1 if comparison.differences else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report and returns the exit status."""
     parser = argparse.ArgumentParser(prog="fastcoll trace", description=__doc__)
@@ -52,6 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         metavar="PID",
         help="a process of the job, or those of all its ranks",
+    )
+    source.add_argument(
+        "--against",
+        nargs=2,
+        metavar="PREFIX",
+        help="compare the dumps of two runs: the first call whose inputs or results differ in a bit",
     )
     parser.add_argument(
         "--save",
@@ -67,7 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.save is not None and options.pid is None:
         parser.error("--save: expected --pid too, because a prefix names files already")
+    if options.flight_recorder is not None and options.against is not None:
+        parser.error("--flight-recorder: expected the dumps of one run, got --against")
     try:
+        if options.against is not None:
+            return _compare_runs(options.against, options.json)
         records, report = _compare(
             read(options.prefix) if options.pid is None else read_job(options.pid)
         )

@@ -8,12 +8,36 @@ differences mostly follow from it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 from fastcoll.trace.dumps import Dump, Entry
 
-__all__ = ["Finding", "LaneReport", "Report", "analyse"]
+__all__ = ["EQUAL_RESULTS", "Finding", "LaneReport", "Report", "analyse"]
+
+EQUAL_RESULTS = frozenset(
+    {
+        "all_reduce",
+        "allreduce_coalesced",
+        "broadcast",
+        "all_gather",
+        "all_gather_v",
+        "all_gather_into_tensor_coalesced",
+        "_all_gather_base",
+    }
+)
+"""Calls whose results are equal on all ranks."""
+
+_KINDS = ("result", "mismatch", "missing", "failed")
+"""Kinds of findings, the most important one first."""
+
+_GRADIENT = 1024
+"""Elements from which on an all_reduce of floats is taken for one of gradients."""
+
+_EQUAL_INPUTS = 20
+"""So many of them with equal inputs on all ranks are no chance."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +46,8 @@ class Finding:
 
     Attributes:
         seq: The number of the call.
-        kind: "mismatch", "missing" or "failed".
-        guilty: The ranks with another call or none; empty if they cannot be determined.
+        kind: "result", "mismatch", "missing" or "failed".
+        guilty: The ranks with another result or call, or none; empty if they cannot be determined.
         text: The event, in one sentence.
         calls: The call of each rank at this number; None if it made none.
     """
@@ -64,6 +88,7 @@ class Report:
         guilty: The ranks to look at first.
         verdict: Sentences for a person, the most important one first.
         first_error: The rank that failed first, and its error; None if none failed.
+        notes: Sentences on what is no fault, but may be unintended.
     """
 
     dumps: dict[int, Dump]
@@ -72,6 +97,7 @@ class Report:
     guilty: tuple[int, ...]
     verdict: list[str]
     first_error: tuple[int, str] | None
+    notes: list[str]
 
     @property
     def healthy(self) -> bool:
@@ -83,13 +109,13 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _those_apart(calls: dict[int, Entry]) -> tuple[int, ...]:
-    """Returns the ranks that differ from the most frequent call; none if two calls are equally frequent."""
-    votes = Counter(entry["signature"] for entry in calls.values())
+def _those_apart(values: Mapping[int, Any]) -> tuple[int, ...]:
+    """Returns the ranks that differ from the most frequent value; none if two values are equally frequent."""
+    votes = Counter(values.values())
     (favourite, most), *others = votes.most_common()
     if others and others[0][1] == most:
         return ()
-    return tuple(rank for rank, entry in calls.items() if entry["signature"] != favourite)
+    return tuple(rank for rank, value in values.items() if value != favourite)
 
 
 def _instead(dump: Dump, lane: str) -> str:
@@ -120,11 +146,21 @@ def _look(lane: str, ranks: Sequence[int], dumps: dict[int, Dump]) -> Finding | 
         there = {rank: entry for rank, entry in calls.items() if entry is not None}
         first = next(iter(there.values()))
         where = f"seq {seq} of group '{lane}'"
-        if len({entry["signature"] for entry in there.values()}) > 1:
-            apart = _those_apart(there)
+        signatures = {rank: entry["signature"] for rank, entry in there.items()}
+        results = {rank: entry["output_digest"] for rank, entry in there.items()}
+        results = {rank: digest for rank, digest in results.items() if digest is not None}
+        if len(set(signatures.values())) > 1:
+            apart = _those_apart(signatures)
             differ = "differs from the others" if len(apart) == 1 else "differ"
             text = f"{_ranks(apart or sorted(there))} {differ} at {where}"
             return Finding(seq, "mismatch", apart, text, calls)
+        if first["name"] in EQUAL_RESULTS and len(set(results.values())) > 1:
+            apart = _those_apart(results)
+            differ = (
+                "has another result than the others" if len(apart) == 1 else "differ in the result"
+            )
+            text = f"{_ranks(apart or sorted(results))} {differ} of {first['call']}, {where}"
+            return Finding(seq, "result", apart, text, calls)
         away = tuple(rank for rank in calls if last[rank] < seq and rank not in stopped)
         # A message that was sent and received needs no wait.
         waits = any(entry["state"] != "completed" for entry in there.values())
@@ -138,6 +174,30 @@ def _look(lane: str, ranks: Sequence[int], dumps: dict[int, Dump]) -> Finding | 
             text = f"{there[failed[0]]['call']}, {where}, failed on {_ranks(failed)}"
             failure = Finding(seq, "failed", (), text, calls)
     return failure
+
+
+def _is_gradient(entry: Entry) -> bool:
+    dtypes, sizes = entry["input_dtypes"], entry["input_sizes"]
+    floats = all(dtype.startswith(("float", "bfloat")) for dtype in dtypes)
+    return entry["name"] == "all_reduce" and floats and sum(map(prod, sizes)) >= _GRADIENT
+
+
+def _equal_inputs(lane: LaneReport) -> Iterator[str]:
+    """Yields a note if all ranks sent the same gradients, as they do if each reads the same data."""
+    made = [lane.entries.get(rank, {}) for rank in lane.ranks]
+    count = 0
+    for seq, entry in sorted(made[0].items(), reverse=True) if len(made) > 1 else ():
+        inputs = {found[seq]["input_digest"] if seq in found else None for found in made}
+        if None in inputs or not _is_gradient(entry):
+            continue
+        if len(inputs) > 1:
+            break
+        count += 1
+    if count >= _EQUAL_INPUTS:
+        yield (
+            f"all ranks sent equal gradients in the last {count} all_reduces of group '{lane.name}': does each rank "
+            "read its own part of the data (DistributedSampler)?"
+        )
 
 
 def analyse(dumps: Sequence[Dump], earlier: Report | None = None) -> Report:
@@ -169,7 +229,7 @@ def analyse(dumps: Sequence[Dump], earlier: Report | None = None) -> Report:
     ]
     first_error = min(failed)[1:] if failed else None
     findings = [lane.finding for lane in lanes if lane.finding is not None]
-    findings.sort(key=lambda finding: ["mismatch", "missing", "failed"].index(finding.kind))
+    findings.sort(key=lambda finding: _KINDS.index(finding.kind))
     absent = tuple(sorted({rank for lane in lanes for rank in lane.ranks} - set(by_rank)))
     verdict = []
     if absent and (findings or first_error):
@@ -182,6 +242,7 @@ def analyse(dumps: Sequence[Dump], earlier: Report | None = None) -> Report:
         rank, error = first_error
         verdict.append(f"a call failed on rank {rank}, and no other rank is involved: {error}")
     guilty = next((finding.guilty for finding in findings if finding.guilty), ())
-    if not findings or findings[0].kind != "mismatch":
+    if not findings or findings[0].kind not in ("result", "mismatch"):
         guilty = tuple(sorted({*absent, *guilty}))
-    return Report(by_rank, absent, lanes, guilty, verdict, first_error)
+    notes = [note for lane in lanes for note in _equal_inputs(lane)]
+    return Report(by_rank, absent, lanes, guilty, verdict, first_error, notes)

@@ -15,7 +15,7 @@ __all__ = ["Dump", "Entry", "find", "parse", "program_lines", "read"]
 _LIBRARY = re.compile(r"[/\\]torch[/\\]|site-packages[/\\]fastcoll[/\\]|^<frozen ")
 """Files that are not the program's; their frames are left out."""
 
-_ABSENT = ("op", "root", "tag", "from", "to", "sends", "error")
+_ABSENT = ("op", "root", "tag", "from", "to", "sends", "error", "input_digest", "output_digest")
 """Fields of an entry's "fastcoll" that only some calls have."""
 
 Entry = dict[str, Any]
@@ -34,6 +34,7 @@ class Dump:
     Attributes:
         rank: Rank in the whole job.
         reason: Why the dump was written.
+        recorded: How many calls it ever recorded.
         wrapped: Whether older calls were overwritten.
         lanes: Description and global ranks of each lane, by its name.
         entries: Calls by name of the lane, then by number.
@@ -42,6 +43,7 @@ class Dump:
 
     rank: int
     reason: str
+    recorded: int
     wrapped: bool
     lanes: dict[str, tuple[str, tuple[int, ...]]]
     entries: dict[str, dict[int, Entry]]
@@ -106,7 +108,9 @@ def parse(raw: Mapping[str, Any]) -> Dump:
         entries.setdefault(lane, {})[entry["seq"]] = entry
     every = ((name, entry) for name, found in entries.items() for entry in found.values())
     last = max(every, key=lambda one: one[1]["time_created_ns"], default=None)
-    return Dump(ours["rank"], ours["reason"], ours["recorded"] > ours["size"], lanes, entries, last)
+    recorded = ours["recorded"]
+    wrapped = recorded > ours["size"]
+    return Dump(ours["rank"], ours["reason"], recorded, wrapped, lanes, entries, last)
 
 
 def find(prefix: str) -> dict[int, Path]:

@@ -84,6 +84,9 @@ def _entry(trace: Trace, record: Record, group: Group) -> dict[str, Any]:
     if is_message:
         sender, receiver = _ends(record, group)
         ours |= {"sends": record.sends, "tag": record.tag, "from": sender, "to": receiver}
+    for key in ("input_digest", "output_digest"):
+        if getattr(record, key):
+            ours[key] = getattr(record, key)
     if record.id in trace.errors:
         ours["error"] = trace.errors[record.id]
     entry = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 __all__ = ["Group", "Names", "Record", "Trace", "dump_of", "load", "owner_of", "parse"]
 
 _MAGIC = b"FSTTRACE"
-_LAYOUT = 1
+_LAYOUT = 2
 _HEADER = struct.Struct("<8sIIQQQqqqqqqqQQQQQ64s")
 _Header = namedtuple(
     "_Header",
@@ -26,7 +26,7 @@ _Header = namedtuple(
     "json_version json_offset json_bytes end reason",
 )
 _VERSION = struct.Struct("<Q")
-_RECORD = struct.Struct("<QQqqqQqIIqqiiBB??IHHBBH")
+_RECORD = struct.Struct("<QQqqqQqIIqqQQiiBB??IHHBBH")
 _WORDS = 40
 _SLOT = _VERSION.size + _RECORD.size + 8 * _WORDS
 _FIRST_SLOT = 4096
@@ -49,7 +49,7 @@ STATES = ("scheduled", "started", "completed", "failed")
 
 
 class Record(NamedTuple):
-    """A call, as csrc/trace/record.hpp has it; times are ticks, 0 for none. ``words``: dtypes and sizes."""
+    """A call, as csrc/trace/record.hpp has it; times are ticks. 0: no time, no digest. ``words``: dtypes and sizes."""
 
     id: int
     state: int
@@ -62,6 +62,8 @@ class Record(NamedTuple):
     stack: int
     nanos: int
     timeout_ms: int
+    input_digest: int
+    output_digest: int
     root: int
     tag: int
     lane: int

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from fastcoll.trace.analysis import Finding, LaneReport, Report
 
-__all__ = ["as_json", "print_report", "spans"]
+__all__ = ["as_json", "named_ranks", "print_report", "source_lines", "spans"]
 
 _HEAD = ("rank", "last completed", "last called", "state", "call")
 
@@ -21,6 +21,16 @@ def spans(ranks: Sequence[int]) -> str:
         else:
             parts.append([rank, rank])
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Returns "rank 7", or "ranks 0-3, 7"."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}"
+
+
+def source_lines(sources: Sequence[str]) -> list[str]:
+    """Returns the lines of a report for a call's place in the program, innermost first."""
+    return [f"    {'from' if index else 'at'} {source}" for index, source in enumerate(sources)]
 
 
 def _rows(lane: LaneReport) -> Iterator[tuple[str, ...]]:
@@ -47,17 +57,19 @@ def _detail(finding: Finding) -> Iterator[str]:
         said: tuple[str, ...] = ("did not make this call",)
         if entry is not None:
             said = (f"{entry['call']}, {entry['state']}", *entry["sources"])
+            if finding.kind == "result" and entry["output_digest"] is not None:
+                said = (f"{said[0]}, result {entry['output_digest']:016x}", *entry["sources"])
         same.setdefault(said, []).append(rank)
     for (call, *sources), ranks in same.items():
-        yield f"  {'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {call}"
-        for index, source in enumerate(sources):
-            yield f"    {'from' if index else 'at'} {source}"
+        yield f"  {named_ranks(ranks)}: {call}"
+        yield from source_lines(sources)
 
 
 def _closing(report: Report) -> Iterator[str]:
     messages = sum(lane.is_message for lane in report.lanes)
     if messages:
         yield f"messages between ranks: {messages} sequences (sender, receiver, tag) compared"
+    yield from report.notes
     if report.healthy:
         yield "No divergence: all ranks made the same calls, and no call failed."
         return
@@ -66,8 +78,7 @@ def _closing(report: Report) -> Iterator[str]:
     if report.first_error is not None:
         yield f"- the first error was on rank {report.first_error[0]}: {report.first_error[1]}"
     if report.guilty:
-        word = "rank" if len(report.guilty) == 1 else "ranks"
-        yield f"Look at {word} {spans(report.guilty)} first."
+        yield f"Look at {named_ranks(report.guilty)} first."
 
 
 def print_report(report: Report, file: TextIO) -> None:
@@ -101,6 +112,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "absent": list(report.absent),
         "guilty": list(report.guilty),
         "verdict": report.verdict,
+        "notes": report.notes,
         "first_error": report.first_error,
         "findings": [
             {

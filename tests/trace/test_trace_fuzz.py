@@ -29,7 +29,8 @@ def report(content: bytes) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "t_0").write_bytes(content)
-        Path(folder, "t_1").write_bytes(dump(rank=1))
+        for name, rank in (("t_1", 1), ("good_0", 0), ("good_1", 1)):
+            Path(folder, name).write_bytes(dump(rank=rank))
         with redirect_stdout(out), redirect_stderr(err):
             status = main([f"{folder}/t_"])
         said = out.getvalue() + err.getvalue()
@@ -40,6 +41,10 @@ def report(content: bytes) -> tuple[int, str]:
         with redirect_stdout(again := io.StringIO()):
             assert main([f"{folder}/t_", "--json", "--flight-recorder", f"{folder}/f"]) == status
         json.loads(again.getvalue())
+        for other, most in ((f"{folder}/t_", 0), (f"{folder}/good_", 1)):
+            with redirect_stdout(again := io.StringIO()):
+                assert main(["--against", f"{folder}/t_", other]) <= most
+            assert all(c.isprintable() or c in "\n\t" for c in again.getvalue())
     assert status in (0, 1) and err.getvalue() == ""
     return status, said
 

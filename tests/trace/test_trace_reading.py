@@ -4,61 +4,18 @@ import json
 import socket
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from memory_bytes import KNOWN, record
 from memory_bytes import dump as dump_bytes
 from programs import python
+from trace_entries import dump, entry
 
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.analysis import analyse
-from fastcoll.trace.dumps import Dump, find, parse, read
+from fastcoll.trace.dumps import find, read
 from fastcoll.trace.memory import LANES, STATES, load
-from fastcoll.trace.report import print_report, spans
-
-
-def entry(seq: int, group: str = "0", **ours: Any) -> dict[str, Any]:
-    completed = ours.get("state", "completed") == "completed"
-    size = ours.pop("size", 4)
-    return {
-        "process_group": (group, "default_pg"),
-        "input_sizes": [[size]],
-        "output_sizes": [[size]],
-        "input_dtypes": ["float32"],
-        "output_dtypes": ["float32"],
-        "time_created_ns": 1000 * seq,
-        "frames": [],
-        "fastcoll": {
-            "group": group,
-            "lane": "collective",
-            "seq": seq,
-            "name": "all_reduce",
-            "state": "completed",
-            "ended_ns": 1000 * seq + 500 if completed else None,
-            "op": "SUM",
-            "tensors_left_out": 0,
-            **ours,
-        },
-    }
-
-
-def raw(
-    rank: int, entries: list[dict[str, Any]], world: int = 3, wrapped: bool = False
-) -> dict[str, Any]:
-    groups = {e["process_group"][0] for e in entries} or {"0"}
-    ranks = str(list(range(world)))
-    recorded = 200 if wrapped else len(entries)
-    ours = {"rank": rank, "reason": "asked for", "host": "h", "pid": 1, "size": 100}
-    return {
-        "entries": entries,
-        "pg_config": {name: {"desc": "default_pg", "ranks": ranks} for name in groups},
-        "fastcoll": {**ours, "recorded": recorded},
-    }
-
-
-def dump(*arguments: Any, **named: Any) -> Dump:
-    return parse(raw(*arguments, **named))
+from fastcoll.trace.report import as_json, print_report, spans
 
 
 def test_one_of_many_that_differs_is_outvoted():
@@ -78,6 +35,82 @@ def test_of_two_that_differ_none_is_guilty():
 def test_more_than_sizes_is_compared(what):
     report = analyse([dump(r, [entry(1, **(what if r == 2 else {}))]) for r in range(3)])
     assert report.guilty == (2,)
+
+
+@pytest.mark.parametrize(
+    ("results", "guilty", "text"),
+    [
+        ([7, 7, 8, 7], (2,), "rank 2 has another result than the others of"),
+        ([6, 7, 7, 8, 7], (0, 3), "ranks 0, 3 differ in the result of"),
+        ([7, 8], (), "ranks 0, 1 differ in the result of"),
+        ([7, None, 8, 7], (2,), "rank 2 has another result than the others of"),
+        ([7, None], (), ""),
+        ([7, 7, 7], (), ""),
+    ],
+)
+def test_results_that_differ_between_ranks(results, guilty, text):
+    dumps = [
+        dump(rank, [entry(1, output_digest=3), entry(2, output_digest=one)], len(results))
+        for rank, one in enumerate(results)
+    ]
+    report, out = analyse(dumps), StringIO()
+    said = [f"{text} all_reduce(float32[4], op SUM), seq 2 of group '0'"] if text else []
+    assert (report.guilty, report.verdict) == (guilty, said)
+    print_report(report, out)
+    assert (f"completed, result {8:016x}" in out.getvalue()) == bool(text)
+
+
+@pytest.mark.parametrize("name", ["reduce", "reduce_scatter", "all_to_all", "scatter", "gather"])
+def test_results_that_may_differ_are_not_compared(name):
+    assert analyse([dump(r, [entry(1, name=name, output_digest=r + 1)]) for r in range(3)]).healthy
+
+
+def test_another_result_comes_before_another_call_and_a_missing_rank():
+    first = [
+        dump(r, [entry(1, "tp", size=4 + (r == 0), output_digest=9), entry(1)], 4) for r in range(3)
+    ]
+    for rank, one in enumerate(first):
+        one.entries["0"][1]["output_digest"] = 7 + (rank == 1)
+    report, out = analyse(first), StringIO()
+    print_report(report, out)
+    assert out.getvalue().count("completed, result ") == 2
+    assert report.guilty == (1,) and report.absent == (3,)
+    assert [text.split(" ")[1:3] for text in report.verdict[1:]] == [["1", "has"], ["0", "differs"]]
+
+
+LARGE = {"size": 1024, "input_digest": 5, "output_digest": 6}
+
+
+@pytest.mark.parametrize(
+    ("ours", "last", "count"),
+    [
+        ({}, 25, 25),
+        ({}, 20, 20),
+        ({}, 19, 0),
+        ({"size": 1023}, 25, 0),
+        ({"name": "broadcast"}, 25, 0),
+        ({"input_digest": None}, 25, 0),
+    ],
+)
+def test_equal_inputs_of_all_ranks_are_a_note(ours, last, count):
+    calls = [entry(seq, **LARGE | ours) for seq in range(3, last + 3)]
+    dumps = [
+        dump(r, [entry(1, **LARGE), entry(2, **LARGE | {"input_digest": r + 9}), *calls, entry(50)])
+        for r in range(3)
+    ]
+    report, out = analyse(dumps), StringIO()
+    notes = [
+        f"all ranks sent equal gradients in the last {count} all_reduces of group '0': does each "
+        "rank read its own part of the data (DistributedSampler)?"
+    ]
+    assert report.healthy and report.notes == (notes if count else []) == as_json(report)["notes"]
+    print_report(report, out)
+    assert (notes[0] in out.getvalue()) == bool(count)
+    assert analyse([*dumps[:2], dump(2, [])]).notes == analyse(dumps[:2]).notes == []
+    assert analyse([dump(0, calls, 1)]).notes == []
+    for one in dumps[0].entries["0"].values():
+        one["input_dtypes"] = ["int32"]
+    assert analyse(dumps).notes == []
 
 
 def test_calls_that_were_overwritten_are_not_missed():
@@ -119,7 +152,7 @@ def test_what_is_printed():
         {"name": "step", "filename": str(Path.cwd() / "train.py"), "line": 7},
         {"name": "main", "filename": "/elsewhere/main.py", "line": 9},
     ]
-    calls = [entry(1), entry(2, state="failed", error="the fault") | {"frames": frames}]
+    calls = [entry(1), entry(2, state="failed", error="the fault", frames=frames)]
     dumps = [dump(r, calls if r != 2 else calls[:1], 5) for r in range(4)]
     text = StringIO()
     print_report(analyse(dumps), text)
