@@ -166,7 +166,8 @@ class Peer:
     Args:
         name: The word of the command line: a backend, and after a hyphen a way to train, "shared" for buffers that
             peers read in place, "direct" or "plan" for the calls of ``fastcoll.communicator``, "op" for
-            ``torch.ops.fastcoll``, "compile" for ``fastcoll.compile``, or "digest" for FASTCOLL_DIGEST=all. "unreduced" is DDP without any reduction.
+            ``torch.ops.fastcoll``, "compile" for ``fastcoll.compile``, or "digest"
+            for FASTCOLL_DIGEST=all. "unreduced" is DDP without any reduction.
             "fake" does nothing: the cost of torch's own path to any backend.
         timeout: Limit of each call.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def _difference(name: str, found: list[Any]) -> str:
     sizes = Counter(map(len, ordered))
     if sizes[len(most)] > 1:
         return f"'{name}' between " + " and ".join(map(_ranks, sorted(ordered)))
-    return f"'{name}' on {_ranks(sorted(sum(apart, [])))} from that on {_ranks(most)}"
+    return f"'{name}' on {_ranks(sorted(chain(*apart)))} from that on {_ranks(most)}"
 
 
 def check_same(module: nn.Module, group: ProcessGroup | None = None) -> None:
@@ -52,8 +53,8 @@ def check_same(module: nn.Module, group: ProcessGroup | None = None) -> None:
 
     In data-parallel training, parameters must never differ: each later step would make the difference larger. Common
     causes are a parameter that one rank changed, another initialization, or an operation on one rank only. Buffers are
-    not compared, because those of a BatchNorm differ. Each rank reads its parameters once, and sends a digest of 64 bits
-    for each. Parameters on a GPU are first copied to the CPU.
+    not compared, because those of a BatchNorm differ. Each rank reads its parameters once, and sends a digest of 64
+    bits for each. Parameters on a GPU are first copied to the CPU.
 
     Args:
         module: A module that each rank has as a whole, also one in DistributedDataParallel.
@@ -81,8 +82,9 @@ def check_same(module: nn.Module, group: ProcessGroup | None = None) -> None:
     if not different:
         return
     named = [_difference(name, [found.get(name) for found in every]) for name in different[:_NAMED]]
+    more = "; ..." if len(different) > _NAMED else ""
     raise RuntimeError(
-        f"fastcoll.check_same: expected parameters with the same bits on all ranks, but {len(different)} of {len(names)} "
-        f"differ: {'; '.join(named)}{'; ...' if len(different) > _NAMED else ''}. Look for code that changes them on one "
+        "fastcoll.check_same: expected parameters with the same bits on all ranks, but "
+        f"{len(different)} of {len(names)} differ: {'; '.join(named)}{more}. Look for code that changes them on one "
         "rank only, or begin with equal seeds."
     )

@@ -187,6 +187,15 @@ def test_which_rank_is_slow(tmp_path):
     assert first > sum(others)
 
 
+@pytest.mark.full
+def test_two_runs_that_differ(tmp_path):
+    script = EXAMPLES / "two_runs_that_differ.py"
+    printed = run(sys.executable, str(script), folder=tmp_path).replace(f"{EXAMPLES}/", "")
+    assert printed.splitlines() == expected(script.name)
+    page = (ROOT / "docs" / "faults" / "compare-runs.md").read_text()
+    assert printed.replace(script.name, f"examples/{script.name}") in page
+
+
 # A third rank that was late leaves no majority in "mismatch", and no name.
 @pytest.mark.parametrize(
     ("fault", "named"), [("mismatch", "float32[1001]"), ("died", "\nLook at rank 1 first.\n")]
