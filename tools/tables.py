@@ -102,6 +102,16 @@ def _communicator() -> list[str]:
     return [*markdown(" | ".join(titles), rows, 2), *source(*sources)]
 
 
+def _digest() -> list[str]:
+    record, rows = record_of(name := "digest_cpu_2ranks.jsonl"), []
+    for case in record["cases"]:
+        off, on, gloo = map(medians(case).get, ("fastcoll", "fastcoll-digest", "gloo"))
+        us = [f"{each:.2f}" for each in (off, on, gloo)]
+        rows.append([case["collective"], size_text(case["size"]), *us, times_text(on / off)])
+    head = "collective | message | off, us | all, us | gloo, us | all / off"
+    return [*markdown(head, rows, 2), *source((name, record))]
+
+
 def _vllm() -> list[str]:
     record, rows = record_of(name := "vllm_cpu_2ranks.jsonl"), []
     for case in record["cases"]:
@@ -248,6 +258,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "objects": _objects,
     },
     "docs/guides/compile.md": {"compiled": _compiled},
+    "docs/faults/compare-runs.md": {"digest": _digest},
     "docs/reference/command-line.md": {"startup": _startup},
     "docs/reference/environment.md": {"variables": _variables},
     "docs/benchmarks/index.md": _pictures("added", "all_reduce", "hosts", "faults"),
