@@ -78,6 +78,9 @@ class Options(Backend.Options):
         digest: Whether the trace has digests of the inputs and results of CPU tensors: of collectives that reduce, or
             of all. Ranks compare their results at the next collective. With FASTCOLL_TRACE_DUMP, each rank also dumps
             its trace when the program ends. One of off, sum, all.
+        threads: Threads of a rank that copy and sum in one collective of CPU tensors, one for each 256 KiB at most. 0
+            uses the rank's part of the cores, where measurements show that it is faster. A collective beside the
+            program then leaves it as many cores as torch computes with. 0 to 64.
         shared_buckets: False keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.
             With a GPU, buckets are private unless DDP_DISABLE_COMM_MEM is 0.
         tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
@@ -101,6 +104,7 @@ class Options(Backend.Options):
     spin_us: int
     link_seconds: int
     digest: str
+    threads: int
     shared_buckets: bool
     tuning: Tuning | None
     is_high_priority_stream: bool
@@ -119,6 +123,7 @@ class Options(Backend.Options):
         spin_us: int = -1,
         link_seconds: int = 10,
         digest: str = "off",
+        threads: int = 0,
         shared_buckets: bool = True,
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,

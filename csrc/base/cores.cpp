@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -29,14 +30,26 @@ int grantedCores() {
   return std::max(1, static_cast<int>(cores + 0.5));
 }
 
-bool hasCoreEach(const CoreSet& own, const std::vector<CoreSet>& ranks, int granted) {
-  if (static_cast<std::size_t>(granted) < ranks.size()) return false;
+int coresEach(const CoreSet& own, const std::vector<CoreSet>& ranks, int granted) {
   std::size_t sharing = 0;
   for (const CoreSet& cores : ranks) {
-    if (cores.none()) return false;
+    if (cores.none()) return 0;
     if ((cores & own).any()) ++sharing;
   }
-  return sharing <= own.count();
+  if (sharing == 0) return 0;
+  return static_cast<int>(std::min(own.count() / sharing, granted / ranks.size()));
+}
+
+int coresOfProcess(int found) {
+  static std::atomic<int> least{1 << 20};
+  const char* const text = std::getenv("LOCAL_WORLD_SIZE");
+  const int ranks = std::max(1, text == nullptr ? 1 : std::atoi(text));
+  const auto allowed = static_cast<int>(allowedCores().count());
+  const int own = std::min({found, allowed / ranks, grantedCores() / ranks});
+  int before = least.load();
+  while (own < before && !least.compare_exchange_weak(before, own)) {
+  }
+  return std::min(own, before);
 }
 
 }  // namespace fastcoll

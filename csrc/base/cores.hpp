@@ -1,5 +1,5 @@
-// The cores that threads may run on, and whether a rank has its own core. Only then may it spin
-// while it waits, because the awaited rank may need the core that spins.
+// The cores that threads may run on, and how many a rank has for itself. Without one it may not
+// spin while it waits, because the awaited rank may need the core that spins.
 //
 // Launchers bind each rank to its own cores, and a rank can read only those. So the check needs the
 // cores of all ranks that may share a core.
@@ -18,11 +18,15 @@ CoreSet allowedCores();
 /// CPU time that the control group (v2) grants this process, in whole cores; 2^20 if unlimited.
 int grantedCores();
 
-/// Whether a rank with the cores `own` has a core for itself. `ranks`: the cores of all ranks of
-/// the machine, with this one. Two conditions:
-/// - No more ranks may run on cores of `own` than there are.
-/// - `granted` is enough for all ranks, which share that time wherever they are bound.
-/// False if a rank's cores are unknown (an empty set), because it may run on any core.
-bool hasCoreEach(const CoreSet& own, const std::vector<CoreSet>& ranks, int granted);
+/// How many cores a rank with the cores `own` has for itself. `ranks`: the cores of all ranks of
+/// the machine, with this one. It has an equal part of `own`, among the ranks that may run there,
+/// and of `granted`, which all ranks share wherever they are bound. 0 if a rank's cores are unknown
+/// (an empty set), because it may run on any core.
+int coresEach(const CoreSet& own, const std::vector<CoreSet>& ranks, int granted);
+
+/// How many cores this process has for itself: the fewest that were found for one of its groups, a
+/// group with `found` now among them. Of a torchrun job, no more than an equal part for each of
+/// this host's ranks.
+int coresOfProcess(int found);
 
 }  // namespace fastcoll

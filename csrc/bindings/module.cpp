@@ -1,4 +1,5 @@
 // The Python module fastcoll._C; fastcoll/_C.pyi documents it.
+#include <ATen/Parallel.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -272,6 +273,7 @@ PYBIND11_MODULE(_C, m) {
         py::call_guard<py::gil_scoped_release>());
 
   setInterruptCheck(&checkSignals);
+  setComputeThreads(&at::get_num_threads);
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
   bindCommunicator(m);
   bindTrace(m);

@@ -19,11 +19,20 @@ constexpr std::chrono::microseconds kLook{400};
 constexpr std::chrono::milliseconds kStay{4};
 constexpr std::size_t kSmallTask = 65536;
 
+// Bytes of a collective for each thread that it runs on. A shorter one is as fast on one thread.
+constexpr std::size_t kBytesOfThread = std::size_t{256} << 10;
+
 std::size_t bytesOf(const Request& request) {
   return request.count * elementSize(request.dtype);
 }
 
+std::atomic<int (*)()> computeThreads{nullptr};
+
 }  // namespace
+
+void setComputeThreads(int (*count)()) {
+  computeThreads = count;
+}
 
 /// Whether a call may begin without the mutex. If not, enter() may still find that it can.
 bool CpuEngine::mayEnter() const {
@@ -67,7 +76,23 @@ void CpuEngine::run(Request& request) {
   digests_.after(request);
 }
 
+/// The threads of this rank that run a collective. One that runs beside the program leaves it the
+/// cores that torch computes with.
+int CpuEngine::threadsFor(const Request& request) const {
+  const std::size_t most = bytesOf(request) / kBytesOfThread;
+  if (most < 2) return 1;
+  int threads = static_cast<int>(config_.settings.threads);
+  if (threads == 0) {
+    const auto count = besideProgram_ ? computeThreads.load() : nullptr;
+    threads = count == nullptr ? cores_ : cores_ - count();
+  }
+  return static_cast<int>(std::min(most, static_cast<std::size_t>(std::max(threads, 1))));
+}
+
 void CpuEngine::transfer(Request& request) {
+  const int threads = threadsFor(request);
+  std::optional<Helpers::Lent> helpers;
+  if (threads > 1) helpers.emplace(*helpers_, threads, config_.settings.threads > 0);
   switch (path_.load(std::memory_order_acquire)) {
     case Path::Local:
       return runSingleRank(request);
@@ -181,6 +206,7 @@ void CpuEngine::runInline(const TaskRef& task) {
     if (here) lock.unlock();
   }
   if (here) {
+    besideProgram_ = false;
     try {
       execute(*task);
     } catch (...) {
@@ -246,6 +272,7 @@ CpuEngine::Head CpuEngine::runHead(std::unique_lock<std::mutex>& lock,
   trace::start(task->trace);
   std::exception_ptr fault;
   (void)wasInterrupted();
+  besideProgram_ = interrupt == nullptr;
   try {
     execute(*task);
   } catch (...) {

@@ -71,6 +71,9 @@ struct EngineConfig {
   std::shared_ptr<AbortHooks> abortHooks;  // if there are any
 };
 
+/// Sets how many cores the program computes with while a collective runs beside it.
+void setComputeThreads(int (*count)());
+
 struct EngineInfo {
   std::string transport;  // "shm", "gloo" (the network), "shm+gloo", "local", "undecided"
   std::string reason;
@@ -144,6 +147,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   void uncheck();
   void execute(Task& task);
   void transfer(Request& request);
+  int threadsFor(const Request& request) const;
   const Agreement& agree(Milliseconds timeout);
   void decide(Milliseconds timeout);
   void span(const Agreement& agreement, Milliseconds timeout);
@@ -171,6 +175,9 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   const EngineConfig config_;
   SpinTime spin_;  // decided with the transport
   GroupDigests digests_;
+  const std::shared_ptr<Helpers> helpers_;
+  int cores_ = 1;               // this rank's, once the transport is decided
+  bool besideProgram_ = false;  // the running thread is not one that the program waits with
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   ErrorChannel errors_;

@@ -37,13 +37,15 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
     : config_(std::move(config)),
       spin_(config_.settings.spinMicros),
       digests_(config_.settings.digestsOf()),
+      helpers_(std::make_shared<Helpers>(runOnWorker)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
       errors_(store_, runOnWorker),
       network_(std::move(network)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {
-    spin_.decide(true);
+    spin_.decide(1);
+    cores_ = coresOfProcess(1 << 20);
     path_ = Path::Local;
     reason_ = "the group has one rank";
     return;
@@ -122,7 +124,8 @@ const Agreement& CpuEngine::agree(Milliseconds timeout) {
 
 void CpuEngine::decide(Milliseconds timeout) {
   const Agreement& agreement = agree(timeout);
-  spin_.decide(agreement.coreEach);
+  spin_.decide(agreement.coresEach);
+  cores_ = coresOfProcess(agreement.coresEach);
   if (agreement.hosts.count() == 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(),
                                               config_.settings.ringBytes, spin_.micros(),
@@ -284,6 +287,7 @@ void CpuEngine::shutdown() noexcept {
     }
     PointToPoint* const pointToPoint = pointToPoint_.get();
     lock.unlock();
+    helpers_->close();
     const bool keep =
         pointToPoint != nullptr && !pointToPoint->flush(Clock::now() + Milliseconds(500));
     network_->stopConnecting();

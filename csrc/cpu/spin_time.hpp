@@ -17,10 +17,10 @@ class SpinTime {
   explicit SpinTime(std::int64_t chosen) : chosen_(static_cast<int>(chosen)) {}
 
   int micros() const { return micros_; }
-  /// `coreEach`: every rank has a core of its own, so spinning delays no other rank.
-  void decide(bool coreEach) {
+  /// `coresEach`: with one, every rank has a core of its own, so spinning delays no other rank.
+  void decide(int coresEach) {
     decided_ = true;
-    micros_ = chosen_ >= 0 ? chosen_ : coreEach ? kMicros : 0;
+    micros_ = chosen_ >= 0 ? chosen_ : coresEach >= 1 ? kMicros : 0;
   }
   /// For a rank that has met a peer: decides once all ranks have created the group.
   void poll(Rendezvous& rendezvous) {
@@ -28,7 +28,7 @@ class SpinTime {
     if (decided_ || now < nextPoll_.load()) return;
     nextPoll_ = now + kPoll;
     try {
-      if (const auto coreEach = rendezvous.coreEachIfKnown()) decide(*coreEach);
+      if (const auto coresEach = rendezvous.coresEachIfKnown()) decide(*coresEach);
     } catch (const std::exception&) {
       // The store is gone, or a rank that these messages do not need has a wrong record. The next
       // collective raises that error.

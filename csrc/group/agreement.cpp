@@ -216,7 +216,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     records_ = gather(deadline, timeout);
     Agreement agreement;
     agreement.id = roster_.id();
-    agreement.coreEach = coreEach(records_);
+    agreement.coresEach = coresEach(records_);
     {
       std::lock_guard<std::mutex> lock(keysMutex_);
       groupFault_ = faultKey(agreement.id);

@@ -104,7 +104,7 @@ GroupRecord Rendezvous::asked(int peer) const {
   return asked_.at(peer);
 }
 
-std::optional<bool> Rendezvous::coreEachIfKnown() {
+std::optional<int> Rendezvous::coresEachIfKnown() {
   const std::lock_guard<std::mutex> lock(seenMutex_);
   seen_.resize(memory_.size());
   for (int rank = 0; rank < memory_.size(); ++rank) {
@@ -113,7 +113,7 @@ std::optional<bool> Rendezvous::coreEachIfKnown() {
     if (record.magic == 0 && !read(rank, now)) return std::nullopt;
     if (record.magic == 0) record = now;
   }
-  return coreEach(seen_);
+  return coresEach(seen_);
 }
 
 }  // namespace fastcoll

@@ -355,13 +355,13 @@ std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) cons
   return "";
 }
 
-/// Whether this rank has a core for itself, among the ranks on its machine.
-bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
+/// How many cores this rank has for itself, among the ranks on its machine.
+int Rendezvous::coresEach(const std::vector<GroupRecord>& records) const {
   std::vector<CoreSet> ranks;
   for (const auto& record : records) {
     if (text(record.bootId) == text(own_.bootId)) ranks.push_back(record.cores);
   }
-  return hasCoreEach(own_.cores, ranks, grantedCores());
+  return fastcoll::coresEach(own_.cores, ranks, grantedCores());
 }
 
 }  // namespace fastcoll

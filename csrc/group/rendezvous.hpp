@@ -75,9 +75,9 @@ std::uint64_t restartGeneration();
 
 struct Agreement {
   Hosts hosts;
-  std::string reason;     // why there is more than one host
-  std::string id;         // H, for keys that must be fresh
-  bool coreEach = false;  // this rank may spin while it waits for the others
+  std::string reason;  // why there is more than one host
+  std::string id;      // H, for keys that must be fresh
+  int coresEach = 0;   // with one, this rank may spin while it waits for the others
 };
 
 class Rendezvous {
@@ -105,8 +105,8 @@ class Rendezvous {
   /// From any thread; does not read the store.
   std::string faultKeyOf(int peer) const { return faultKey(asked(peer).nonce); }
   bool hasEnded(int peer) const { return processEnded(asked(peer)); }
-  /// Agreement::coreEach, once all ranks have created the group.
-  std::optional<bool> coreEachIfKnown();
+  /// Agreement::coresEach, once all ranks have created the group.
+  std::optional<int> coresEachIfKnown();
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
   /// has not (all such ranks if `waitAllRanks`); the others then throw too. Uses only the store, so
   /// it works before the ranks are connected. The group stays usable.
@@ -165,7 +165,7 @@ class Rendezvous {
   [[noreturn]] void throwDemanded(const GroupRecord& by, const std::string& reason) const;
   Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;
   std::string whySeveral(const std::vector<GroupRecord>& records) const;
-  bool coreEach(const std::vector<GroupRecord>& records) const;
+  int coresEach(const std::vector<GroupRecord>& records) const;
   std::optional<std::string> bindAll(const std::vector<int>& peers, TimePoint deadline,
                                      Milliseconds timeout);
   static constexpr char kVotes[] = "v";  // the round
@@ -199,7 +199,7 @@ class Rendezvous {
   Hosts hosts_;                     // once the ranks have agreed
   std::vector<GroupRecord> asked_;  // tryConnect(): of the peers that it has posted to
   std::mutex seenMutex_;
-  std::vector<GroupRecord> seen_;  // coreEachIfKnown(): read so far; magic 0: not yet
+  std::vector<GroupRecord> seen_;  // coresEachIfKnown(): read so far; magic 0: not yet
   std::set<std::uint64_t> sound_;  // nonces of records that were once read without a fault
 };
 

@@ -12,6 +12,7 @@
 
 #include "reduce/reduce.hpp"
 #include "shm/copy.hpp"
+#include "shm/helpers.hpp"
 
 namespace fastcoll {
 
@@ -73,34 +74,20 @@ class Message {
 
   /// Copies [offset, offset + length) of the message to `to`; `streaming`: past the caches.
   void read(std::size_t offset, std::size_t length, void* to, bool streaming = false) const {
-    auto* out = static_cast<std::uint8_t*>(to);
-    visit(offset, length, [&out, streaming, this](std::uint8_t* data, std::size_t bytes) {
-      if (cast_ == nullptr) {
-        streaming ? copyStreaming(out, data, bytes) : copyPlain(out, data, bytes);
-      } else if (streaming) {
-        narrowStreaming(out, data, bytes);
-      } else {
-        cast_->narrow(out, data, bytes / kWireElement);
-      }
-      out += bytes;
+    auto* const out = static_cast<std::uint8_t*>(to);
+    Helpers::inChunks(length, [=, this](std::size_t begin, std::size_t end) {
+      readChunk(offset + begin, end - begin, out + begin, streaming);
     });
   }
-
   /// Copies `length` bytes at `from` into the message at `offset`; `streaming`: past the caches,
   /// except with a cast.
   void write(std::size_t offset, std::size_t length, const void* from,
              bool streaming = false) const {
-    const auto* in = static_cast<const std::uint8_t*>(from);
-    visit(offset, length, [&in, streaming, this](std::uint8_t* data, std::size_t bytes) {
-      if (cast_ != nullptr) {
-        cast_->widen(data, in, bytes / kWireElement);
-      } else if (data != in) {  // a tensor gathered in place is already where it should be
-        streaming ? copyStreaming(data, in, bytes) : copyPlain(data, in, bytes);
-      }
-      in += bytes;
+    const auto* const in = static_cast<const std::uint8_t*>(from);
+    Helpers::inChunks(length, [=, this](std::size_t begin, std::size_t end) {
+      writeChunk(offset + begin, end - begin, in + begin, streaming);
     });
   }
-
   /// Copies this whole message over `target`, which has the same number of bytes. Neither has a
   /// cast.
   void copyTo(const Message& target, bool streaming = false) const {
@@ -119,6 +106,31 @@ class Message {
     Span span;
     std::size_t start;  // in the message
   };
+
+  void readChunk(std::size_t offset, std::size_t length, std::uint8_t* out, bool streaming) const {
+    visit(offset, length, [&out, streaming, this](std::uint8_t* data, std::size_t bytes) {
+      if (cast_ == nullptr) {
+        streaming ? copyStreaming(out, data, bytes) : copyPlain(out, data, bytes);
+      } else if (streaming) {
+        narrowStreaming(out, data, bytes);
+      } else {
+        cast_->narrow(out, data, bytes / kWireElement);
+      }
+      out += bytes;
+    });
+  }
+
+  void writeChunk(std::size_t offset, std::size_t length, const std::uint8_t* in,
+                  bool streaming) const {
+    visit(offset, length, [&in, streaming, this](std::uint8_t* data, std::size_t bytes) {
+      if (cast_ != nullptr) {
+        cast_->widen(data, in, bytes / kWireElement);
+      } else if (data != in) {  // a tensor gathered in place is already where it should be
+        streaming ? copyStreaming(data, in, bytes) : copyPlain(data, in, bytes);
+      }
+      in += bytes;
+    });
+  }
 
   /// Narrows block by block in the first-level cache, because the kernels have plain stores only.
   void narrowStreaming(std::uint8_t* out, const std::uint8_t* data, std::size_t bytes) const {

@@ -172,7 +172,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     FUZZ_CHECK(agreement.hosts.local().size() == 1);  // no other rank shares memory
     FUZZ_CHECK(agreement.reason.size() < 4000);
   });
-  attempt([&] { (void)rendezvous.coreEachIfKnown(); });
+  attempt([&] { (void)rendezvous.coresEachIfKnown(); });
   attempt([&] { FUZZ_CHECK(rendezvous.tryMeet(1 - rank) != Rendezvous::Met::Here); });
   attempt([&] {
     std::string name;

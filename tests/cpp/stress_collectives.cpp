@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "cpu/algorithms/algorithm.hpp"
+#include "cpu/worker_pool.hpp"
 #include "stress_harness.hpp"
 
 namespace stress {
@@ -48,19 +49,54 @@ void grid(Rank& me) {
   }
 }
 
-/// Segments of the default sizes, because other tests use small ones.
-void largeSegments(Rank& me) {
-  Random random(2);
-  GroupOptions options;
-  options.ringBytes = EngineConfig{}.settings.ringBytes;
-  const Engine engine = me.group("large", options);
-  for (const Collective collective : kCollectives) {
-    Plan plan = draw(random, collective, 2200001, me.size);
-    plan.dtype = DType::UInt8;
-    plan.narrow = plan.measured = false;
-    if (plan.op != ReduceOp::None) plan.op = ReduceOp::Sum;
-    runChecked(me, *engine, plan);
+/// Segments of the default sizes, because other tests use small ones; on several threads of a rank.
+Body largeSegments(int threads) {
+  return [threads](Rank& me) {
+    Random random(2);
+    GroupOptions options;
+    options.ringBytes = EngineConfig{}.settings.ringBytes;
+    options.threads = threads;
+    const Engine engine = me.group("large", options);
+    for (const Collective collective : kCollectives) {
+      Plan plan = draw(random, collective, 2200001, me.size);
+      plan.dtype = DType::UInt8;
+      plan.narrow = plan.measured = false;
+      if (plan.op != ReduceOp::None) plan.op = ReduceOp::Sum;
+      runChecked(me, *engine, plan);
+    }
+    for (const bool narrow : {false, true}) {  // float32, also in several pieces
+      Plan plan = sum(700001);
+      plan.spans = true;
+      plan.narrow = narrow;
+      runChecked(me, *engine, plan);
+    }
+    engine->shutdown();
+  };
+}
+
+/// Each byte is in one chunk, whatever the number of threads, which changes from job to job; with
+/// threads that come and go, and jobs without any.
+void chunks(Rank&) {
+  Random random(4);
+  const auto helpers = std::make_shared<Helpers>(runOnWorker);
+  for (int round = 0; round < often(600); ++round) {
+    const Helpers::Lent lent(*helpers, 1 + round % 5, round % 3 != 0);
+    std::vector<std::uint8_t> times(drawBelow(random, 300000));
+    Helpers::inChunks(times.size(), [&](std::size_t begin, std::size_t end) {
+      REQUIRE(begin % 64 == 0 && (end % 64 == 0 || end == times.size()), "no whole lines");
+      for (std::size_t i = begin; i < end; ++i) ++times[i];
+    });
+    const auto once = [](std::uint8_t count) { return count == 1; };
+    REQUIRE(std::ranges::all_of(times, once), "a byte is in no chunk, or in two");
+    if (round % 50 == 0) std::this_thread::sleep_for(Milliseconds(25));  // the helpers have left
+    if (round % 7 == 0) loiter(random, 200);                             // they sleep
   }
+  helpers->close();
+  const Helpers::Lent lent(*helpers, 3, true);
+  bool ran = false;
+  Helpers::inChunks(200000,
+                    [&](std::size_t begin, std::size_t end) { ran = end - begin == 200000; });
+  REQUIRE(ran, "closed helpers were asked");
 }
 
 /// The inputs are in shared memory, on all ranks or on all but one; collectives through the ring
@@ -181,7 +217,9 @@ void manyOutstanding(Rank& me) {
 
 std::vector<Test> collectiveTests() {
   return {{"grid", grid, {2, 3, 4, 5}},
-          {"large segments", largeSegments, {2}},
+          {"large segments", largeSegments(1), {2}},
+          {"large segments on three threads", largeSegments(3), {2, 3}},
+          {"chunks of helpers", chunks, {1}},
           {"direct reads", direct, {2, 3, 4}},
           {"random collectives", randomCollectives, {2, 3, 5}},
           {"random collectives, sleeping at once", randomSpinning(0), {4}},

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/cores.hpp"
 #include "cpu/worker_pool.hpp"
 #include "stress_harness.hpp"
 
@@ -169,10 +170,24 @@ void pool(Rank& me) {
   REQUIRE(ran == 400 * effort, ran.load(), " jobs");
 }
 
+/// A rank's part of the cores and of the granted time.
+void coresOfARank(Rank&) {
+  const CoreSet eight(0xff), four(0xf0), last(0x80);
+  constexpr int kAll = 1 << 20;
+  REQUIRE(coresEach(eight, {eight, eight}, kAll) == 4, "two ranks on eight cores");
+  REQUIRE(coresEach(eight, {eight, eight, eight}, kAll) == 2, "three ranks on eight cores");
+  REQUIRE(coresEach(four, {four, CoreSet(0xf)}, kAll) == 4, "ranks bound apart");
+  REQUIRE(coresEach(last, {last, eight}, kAll) == 0, "one core for two ranks");
+  REQUIRE(coresEach(eight, {eight, eight}, 3) == 1, "time of three cores");
+  REQUIRE(coresEach(eight, {eight, CoreSet()}, kAll) == 0, "a rank that may run anywhere");
+  REQUIRE(coresOfProcess(5) <= 5 && coresOfProcess(kAll) <= 5, "the fewest of all groups");
+}
+
 }  // namespace
 
 std::vector<Test> groupTests() {
-  return {{"a thread a group", threadsAndGroups, {2, 3}},
+  return {{"cores of a rank", coresOfARank, {1}},
+          {"a thread a group", threadsAndGroups, {2, 3}},
           {"groups in crossed order", crossedOrder, {2, 3}},
           {"leave at once", leaveAtOnce, {2, 3, 5}},
           {"come and go", comeAndGo, {2, 4}},

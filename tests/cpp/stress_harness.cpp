@@ -133,6 +133,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.settings.sharedMemory = options.sharedMemory;
   config.settings.hostId = options.hostId;
   config.settings.digest = options.digest;
+  config.settings.threads = options.threads;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
       config, std::make_unique<PrefixStore>(store_, "group/" + name + "/"), options.network);

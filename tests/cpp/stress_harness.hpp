@@ -35,6 +35,7 @@ struct GroupOptions {
   std::string sharedMemory = "require";
   std::string hostId;
   std::string digest = "off";
+  int threads = 1;
   std::shared_ptr<GroupNetwork> network = memoryNetwork();
 };
 

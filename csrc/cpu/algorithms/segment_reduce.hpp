@@ -11,6 +11,8 @@ namespace fastcoll {
 
 class SegmentReducer {
  public:
+  using Sources = std::vector<const void*>;
+
   SegmentReducer(const Request& request, int ranks)
       : result_(request.outputFloat32 ? DType::Float32 : request.dtype),
         kernel_(request.kernel != nullptr && !request.outputFloat32
@@ -70,53 +72,69 @@ class SegmentReducer {
   /// Writes the result to `out` and to each of `copies` (at least one) while it is in the
   /// first-level cache. Each of them may be a source.
   void runInto(std::uint8_t* out, const std::vector<std::uint8_t*>& copies, std::size_t bytes) {
-    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
-      reduce(out + at, length, copies[0] + at);
-      for (std::size_t i = 1; i < copies.size(); ++i) {
-        std::memcpy(copies[i] + at, out + at, length);
-      }
-    });
+    const auto chunk = [&](std::size_t begin, std::size_t end) {
+      inBlocks(begin, end, [&](const Sources& sources, std::size_t at, std::size_t length) {
+        reduce(sources, out + at, length, copies[0] + at);
+        for (std::size_t i = 1; i < copies.size(); ++i) {
+          std::memcpy(copies[i] + at, out + at, length);
+        }
+      });
+    };
+    squares_ == nullptr ? Helpers::inChunks(bytes, chunk) : chunk(0, bytes);
   }
 
   void run(std::uint8_t* out, std::size_t bytes) {
-    if (squares_ == nullptr && cast_ == nullptr) return reduce(out, bytes);
-    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
-      if (cast_ != nullptr) widenSources(length);
-      reduce(out + at * widening_, length);
+    if (squares_ == nullptr && cast_ == nullptr) {
+      return Helpers::inChunks(bytes, [&](std::size_t begin, std::size_t end) {
+        if (begin == 0) return reduce(sources_, out, end);
+        reduce(advanced(begin), out + begin, end - begin);
+      });
+    }
+    inBlocks(0, bytes, [&](const Sources& sources, std::size_t at, std::size_t length) {
+      reduce(cast_ == nullptr ? sources : widened(sources, length), out + at * widening_, length);
     });
   }
 
  private:
-  /// Calls reduceBlock(at, length) with the sources advanced by `at`.
+  /// Calls reduceBlock(sources, at, length), with the sources from `at` on.
   template <typename ReduceBlock>
-  void inBlocks(std::size_t bytes, ReduceBlock reduceBlock) {
-    const std::vector<const void*> first = sources_;
-    for (std::size_t at = 0; at < bytes; at += kBlock) {
-      for (std::size_t i = 0; i < first.size(); ++i) {
-        sources_[i] = static_cast<const std::uint8_t*>(first[i]) + at;
-      }
-      reduceBlock(at, std::min(kBlock, bytes - at));
+  void inBlocks(std::size_t begin, std::size_t end, ReduceBlock reduceBlock) {
+    Sources sources = advanced(begin);
+    for (std::size_t at = begin; at < end; at += kBlock) {
+      reduceBlock(sources, at, std::min(kBlock, end - at));
+      advance(sources, kBlock);
     }
-    sources_ = first;
   }
 
-  void widenSources(std::size_t bytes) {
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
+  static void advance(Sources& sources, std::size_t bytes) {
+    for (const void*& source : sources) source = static_cast<const std::uint8_t*>(source) + bytes;
+  }
+  Sources advanced(std::size_t bytes) const {
+    Sources sources = sources_;
+    advance(sources, bytes);
+    return sources;
+  }
+
+  const Sources& widened(const Sources& sources, std::size_t bytes) {
+    wide_.resize(sources.size());
+    for (std::size_t i = 0; i < sources.size(); ++i) {
       std::uint8_t* row = rows_.data() + i * kBlock * widening_;
-      cast_->widen(row, sources_[i], bytes / element_);
-      sources_[i] = row;
+      cast_->widen(row, sources[i], bytes / element_);
+      wide_[i] = row;
     }
+    return wide_;
   }
 
-  void reduce(std::uint8_t* out, std::size_t bytes, std::uint8_t* copy = nullptr) const {
+  void reduce(const Sources& sources, std::uint8_t* out, std::size_t bytes,
+              std::uint8_t* copy = nullptr) const {
     ReduceArgs args{};
     args.dst = out;
     args.copy = copy;
-    args.srcs = sources_.data();
-    args.k = static_cast<int>(sources_.size());
+    args.srcs = sources.data();
+    args.k = static_cast<int>(sources.size());
     args.count = bytes / element_;
     args.factor = factor_;
-    args.divisor = static_cast<double>(sources_.size());
+    args.divisor = static_cast<double>(sources.size());
     kernel_(args);
     if (squares_ != nullptr) *squares_ += squared(out, bytes * widening_);
   }
@@ -136,7 +154,8 @@ class SegmentReducer {
   double factor_;
   double* squares_;
   SquaresFn squaresOf_;
-  std::vector<const void*> sources_;
+  Sources sources_;
+  Sources wide_;
   std::vector<std::uint8_t> rows_;  // a block of each source, as float32
 };
 

@@ -12,6 +12,12 @@ void runSingleRank(const Request& request) {
     SegmentReducer reducer(request, 1);
     constexpr std::size_t kChunk = 1 << 16;  // a multiple of every element size
     const std::size_t widening = reducer.widening();
+    const std::uint8_t* whole = in.contiguous(0, in.bytes());
+    std::uint8_t* result = out.contiguous(0, in.bytes() * widening);
+    if (whole != nullptr && result != nullptr) {
+      reducer.source(0, whole);
+      return reducer.run(result, in.bytes());
+    }
     const std::size_t most = std::min(kChunk, in.bytes());
     std::vector<std::uint8_t> gathered, scattered;  // empty as long as the message is in one run
     for (std::size_t at = 0; at < in.bytes(); at += kChunk) {
@@ -25,7 +31,7 @@ void runSingleRank(const Request& request) {
       }
       reducer.source(0, source);
       if (direct == nullptr) scattered.resize(most * widening);
-      std::uint8_t* result = direct != nullptr ? direct : scattered.data();
+      result = direct != nullptr ? direct : scattered.data();
       reducer.run(result, length);
       if (direct == nullptr) out.write(at * widening, length * widening, result);
     }
