@@ -74,35 +74,32 @@ def compare_cores(options: argparse.Namespace, arguments: list[str]) -> int:
         arguments: The command line of the options, for the record.
 
     Returns:
-        The exit status of the first run that failed, 0 if none failed, 2 if there was no time for any.
+        The exit status of the first run that failed, or 0.
     """
     begin, slowest, statuses = time.monotonic(), 0.0, []
     allowed = len(os.sched_getaffinity(0))
     numbers = [1 << power for power in range(allowed.bit_length())]
-    runs = [(ranks, cores) for ranks in _RANKS for cores in numbers if ranks * cores <= allowed]
+    missing = [(ranks, cores) for ranks in _RANKS for cores in numbers if ranks * cores <= allowed]
     record = {
         **describe_run(command_line("fastcoll.bench", arguments)),
         "unit": "times in microseconds, sizes in bytes",
         "backends": options.backends,
+        "missing": missing,
         "cases": [],
     }
-    while runs:
-        start, (ranks, cores) = time.monotonic(), runs[0]
+    while missing:
+        start, (ranks, cores) = time.monotonic(), missing[0]
         if start - begin + slowest * ranks > options.minutes * 60:
             break
-        del runs[0]
         status, cases = _run(ranks, cores, options)
-        slowest = max(
-            slowest, (time.monotonic() - start) / ranks
-        )  # seconds of a run, for each rank
+        slowest = max(slowest, (time.monotonic() - start) / ranks)  # seconds for each rank
+        del missing[0]
         statuses.append(status)
         record["cases"] += cases
-        record["missing"] = runs
         if options.json:
             write_record(Path(options.json), record)
     print("", *_lines(record["cases"], options.backends), sep="\n")
-    for ranks, cores in runs:
-        print(
-            f"# not run, because {options.minutes:g} minutes are over: {ranks} ranks, {cores} cores each"
-        )
-    return next(filter(None, statuses or [2]), 0)
+    if missing:
+        left = ", ".join(f"{ranks} x {cores}" for ranks, cores in missing)
+        print(f"# no time is left for (ranks x cores of each): {left}")
+    return next(filter(None, statuses), 0)

@@ -109,7 +109,7 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     if word == "cores":
         parser.set_defaults(device="cpu", nproc=2, cores=1)  # of the first run
         add("-e", "--end", type=parse_size, default="1G", help="largest size, from 256K (1G)")
-        add("--minutes", type=at_least(0), default=10.0,
+        add("--minutes", type=at_least(0.1), default=10.0,
             help="start no run that would end later; its time is estimated from the runs before (10)")
         return parser
     add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
