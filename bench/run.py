@@ -272,9 +272,9 @@ class Run:
         }
 
 
-def _bind(cores: int) -> None:
+def _bind(local_rank: int, cores: int) -> None:
     """Binds this rank, and the threads that it will start, to cores of its own."""
-    first = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) * cores
+    first = local_rank * cores
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[first : first + cores])
 
 
@@ -325,12 +325,12 @@ def open_run(
     Raises:
         SystemExit: Ranks share a GPU; raised on all ranks, with status 2.
     """
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     if options.cores:
-        _bind(options.cores)
+        _bind(local_rank, options.cores)
     torch.set_num_threads(options.cores or 1)
     device = torch.device(options.device)
     if device.type == "cuda":
-        local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     # torch needs a default group. It stays idle: every backend is measured in a group of its own.

@@ -3,7 +3,6 @@
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import pytest
 from programs import python
@@ -26,8 +25,8 @@ ranks cores     size     fastcoll         gloo  gloo/fastcoll       floor floor/
 
 def bound_to() -> list[int]:
     """Bind a thread, because this rank lives on, and return its cores."""
-    with mock.patch.dict(os.environ, LOCAL_RANK=str(here().rank)), ThreadPoolExecutor(1) as one:
-        one.submit(run._bind, 1).result()
+    with ThreadPoolExecutor(1) as one:
+        one.submit(run._bind, here().rank, 1).result()
         return sorted(one.submit(os.sched_getaffinity, 0).result())
 
 
