@@ -24,7 +24,7 @@ from fastcoll.bench.table import Column, Table, times_text
 __all__ = ["compare_cores"]
 
 # 3 calls of 1 GiB, 300 of 256 KiB
-_FLAGS = ("-b", "256K", "-f", "16", "-n", "3", "--rounds", "3", "-w", "1", "--turn-ms", "50")
+_FLAGS = ("-b", "256K", "-f", "16", "-n", "3", "--rounds", "3", "-w", "0", "--turn-ms", "50")
 _RANKS = (2, 4, 8)
 
 
@@ -76,7 +76,8 @@ def compare_cores(options: argparse.Namespace, arguments: list[str]) -> int:
     Returns:
         The exit status of the first run that failed, or 0.
     """
-    begin, slowest, statuses = time.monotonic(), 0.0, []
+    begin, statuses = time.monotonic(), []
+    pace: dict[int, float] = {}  # seconds of a run for each rank, by the cores of each
     allowed = len(os.sched_getaffinity(0))
     numbers = [1 << power for power in range(allowed.bit_length())]
     missing = [(ranks, cores) for ranks in _RANKS for cores in numbers if ranks * cores <= allowed]
@@ -89,10 +90,11 @@ def compare_cores(options: argparse.Namespace, arguments: list[str]) -> int:
     }
     while missing:
         start, (ranks, cores) = time.monotonic(), missing[0]
-        if start - begin + slowest * ranks > options.minutes * 60:
+        estimate = ranks * pace.get(cores, max(pace.values(), default=0))
+        if start - begin + estimate > options.minutes * 60:
             break
         status, cases = _run(ranks, cores, options)
-        slowest = max(slowest, (time.monotonic() - start) / ranks)  # seconds for each rank
+        pace[cores] = (time.monotonic() - start) / ranks
         del missing[0]
         statuses.append(status)
         record["cases"] += cases
