@@ -13,15 +13,15 @@ torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastco
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 
 import torch
 
 from fastcoll._launch import run_or_launch
-from fastcoll.bench import mpi, plot
+from fastcoll.bench import cores, mpi, plot
 from fastcoll.bench.conditions import last_level_cache
-from fastcoll.bench.cores import compare_cores
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.options import parse
@@ -87,13 +87,15 @@ def main(arguments: list[str] | None = None) -> int:
         problem = (
             f"--cores {options.cores}: {here} ranks need {needed} cores, and may use {allowed}"
         )
+    if options.word == "cores" and "mpi" in options.backends and not shutil.which(cores.MPIEXEC):
+        problem = f"cores: there is no {cores.MPIEXEC}, which starts the ranks of mpi"
     if options.word == "cores" and "RANK" in os.environ:
         problem = "cores: expected no launcher, because it starts its ranks itself"
     if problem:
         print(f"fastcoll.bench: {problem}", file=sys.stderr)
         return 2
     if options.word == "cores":
-        return compare_cores(options, arguments)
+        return cores.compare_cores(options, arguments)
     return run_or_launch("fastcoll.bench", run_rank, arguments, options.nproc, options.cores or 1)
 
 

@@ -21,7 +21,10 @@ from fastcoll.bench.record import medians, read_record, write_record
 from fastcoll.bench.sizes import size_text
 from fastcoll.bench.table import Column, Table, times_text
 
-__all__ = ["compare_cores"]
+__all__ = ["MPIEXEC", "compare_cores"]
+
+MPIEXEC = "mpiexec.gforker"
+"""The launcher of MPICH."""
 
 # 3 calls of 1 GiB, 300 of 256 KiB
 _FLAGS = ("-b", "256K", "-f", "16", "-n", "3", "--rounds", "3", "-w", "0", "--turn-ms", "50")
@@ -30,7 +33,7 @@ _RANKS = (2, 4, 8)
 
 def _run(ranks: int, cores: int, options: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
     """Runs the benchmark; returns its exit status, and the cases that it has measured."""
-    launcher = ["mpiexec.gforker", "-n", str(ranks)] if "mpi" in options.backends else []
+    launcher = [MPIEXEC, "-n", str(ranks)] if "mpi" in options.backends else []
     command = [*launcher, sys.executable, "-m", "fastcoll.bench", "all_reduce", *_FLAGS]
     command += ["-e", str(options.end), "--backend", ",".join(options.backends)]
     with tempfile.TemporaryDirectory() as folder:

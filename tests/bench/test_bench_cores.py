@@ -56,6 +56,13 @@ def test_a_launcher_is_refused(monkeypatch, capsys):
     assert "expected no launcher" in capsys.readouterr().err
 
 
+def test_mpi_needs_its_launcher(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert main(["cores", "--backend", "fastcoll,mpi"]) == 2
+    assert "there is no mpiexec.gforker" in capsys.readouterr().err
+
+
 @pytest.fixture
 def made(monkeypatch):
     """The runs, of 2.6 minutes each; with two cores, they fail and lack gloo."""
