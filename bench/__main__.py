@@ -6,19 +6,21 @@ mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi
 python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
 python -m fastcoll.bench objects
 python -m fastcoll.bench compiled
+python -m fastcoll.bench cores
 torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl -b 1K -e 1G --json result.jsonl
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 
 import torch
 
 from fastcoll._launch import run_or_launch
-from fastcoll.bench import mpi, plot
+from fastcoll.bench import cores, mpi, plot
 from fastcoll.bench.conditions import last_level_cache
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
@@ -79,10 +81,22 @@ def main(arguments: list[str] | None = None) -> int:
         problem = "--device cuda: torch finds no CUDA device"
     if options.cold and not last_level_cache():
         problem = "--cold: the kernel does not report the size of the last-level cache"
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    needed, allowed = here * (options.cores or 0), len(os.sched_getaffinity(0))
+    if needed > allowed:
+        problem = (
+            f"--cores {options.cores}: {here} ranks need {needed} cores, and may use {allowed}"
+        )
+    if options.word == "cores" and "mpi" in options.backends and not shutil.which(cores.MPIEXEC):
+        problem = f"cores: there is no {cores.MPIEXEC}, which starts the ranks of mpi"
+    if options.word == "cores" and "RANK" in os.environ:
+        problem = "cores: expected no launcher, because it starts its ranks itself"
     if problem:
         print(f"fastcoll.bench: {problem}", file=sys.stderr)
         return 2
-    return run_or_launch("fastcoll.bench", run_rank, arguments, options.nproc)
+    if options.word == "cores":
+        return cores.compare_cores(options, arguments)
+    return run_or_launch("fastcoll.bench", run_rank, arguments, options.nproc, options.cores or 1)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,14 @@ _BACKENDS = {
     "cuda": "fastcoll,nccl",
     "objects": "fastcoll,fastcoll-direct,gloo",
     "compiled": "fastcoll,fastcoll-compile,gloo",
+    "cores": "fastcoll,gloo",
 }
 WORDS = {
     "": "Times collectives of several backends in turns, and checks their results.",
     "ddp": "What DistributedDataParallel adds to a training step.",
     "objects": "Objects by torch's calls, and by fastcoll's communicator.",
     "compiled": "Time per token of a compiled transformer with tensor parallelism.",
+    "cores": "all_reduce on 2, 4 and 8 ranks with 1, 2, 4, ... cores each, as far as the cores go.",
 }
 """What is measured, by the first word of the command line; "": collectives."""
 
@@ -51,6 +53,7 @@ other benchmarks, each with its own --help:
   fastcoll bench ddp        what DistributedDataParallel adds to a training step
   fastcoll bench objects    objects, by torch's calls and by fastcoll's communicator
   fastcoll bench compiled   time per token of a compiled transformer
+  fastcoll bench cores      all_reduce by ranks of several cores, in 10 minutes
 
 {_STATUS}"""
 
@@ -100,7 +103,18 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("--backend", dest="backends", type=partial(_words, ()),
         help=f"comma-separated (default: {_BACKENDS.get(word) or 'fastcoll,gloo; with --device cuda fastcoll,nccl'})"
         + ("; unreduced: DDP alone, without any reduction" if ddp else ""))
+    add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
+    if word:
+        parser.set_defaults(root=0, plot=None, cold=False)
+    if word == "cores":
+        parser.set_defaults(device="cpu", nproc=2, cores=1)  # of the first run
+        add("-e", "--end", type=parse_size, default="1G", help="largest size, from 256K (1G)")
+        add("--minutes", type=at_least(0.1), default=10.0,
+            help="start no run that would end later; its time is estimated from the runs before (10)")
+        return parser
     add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
+    add("--cores", type=positive,
+        help="bind each rank to so many cores of its own, and compute with as many threads (unbound, 1 thread)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device of the buffers (cpu)")
     add("-n", "--iters", type=positive, default=20 if ddp else 100, help="timed calls (%(default)s)")
     add("--rounds", type=positive, default=5 if ddp else 10,
@@ -115,9 +129,6 @@ def _parser(word: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
         help=f"measure again, up to {MOST_ATTEMPTS} times, while other processes use more of the machine")
     add("--seed", type=natural, default=1, help="of the verified data (1)")
     add("--timeout", type=at_least(1), default=120.0, help="limit of a call, in seconds (120)")
-    add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
-    if word:
-        parser.set_defaults(root=0, plot=None, cold=False)
     if ddp:
         add("--gflop", type=at_least(0), default=0.0,
             help="arithmetic of an emulated backward pass, which communication may overlap (0)")

@@ -187,10 +187,11 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
         return []
     machine, versions = record["machine"], record["versions"]
     memory, cold = (machine["memory_bytes"] or 0) / 2**30, record["cold_bytes"]
+    each = " a rank" if record["cores_each"] else ""
     hosts = f" on {record['hosts']} hosts" if record["hosts"] > 1 else ""
     lines = [
         record["command"],
-        f"{record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores, {memory:.0f} GiB, "
+        f"{record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores{each}, {memory:.0f} GiB, "
         f"Linux {machine['kernel']}, load {machine['load_average'][0]:.2f}",
         f"fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks{hosts}, "
         f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",

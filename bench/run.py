@@ -253,6 +253,7 @@ class Run:
             **describe_run(command_line("fastcoll.bench", arguments), self.device),
             "world_size": self.world_size,
             "hosts": hosts,
+            "cores_each": options.cores,
             "device": self.device.type,
             "seed": options.seed,
             "iterations": self.plan.calls * self.plan.turns,
@@ -269,6 +270,12 @@ class Run:
             "left_out": self.left_out,
             "cases": [],
         }
+
+
+def _bind(local_rank: int, cores: int) -> None:
+    """Binds this rank, and the threads that it will start, to cores of its own."""
+    first = local_rank * cores
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[first : first + cores])
 
 
 def describe_gpus(control: Control, device: torch.device) -> list[dict[str, Any]]:
@@ -318,10 +325,12 @@ def open_run(
     Raises:
         SystemExit: Ranks share a GPU; raised on all ranks, with status 2.
     """
-    torch.set_num_threads(1)
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    if options.cores:
+        _bind(local_rank, options.cores)
+    torch.set_num_threads(options.cores or 1)
     device = torch.device(options.device)
     if device.type == "cuda":
-        local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     # torch needs a default group. It stays idle: every backend is measured in a group of its own.

@@ -26,25 +26,30 @@ that makes 100 MB of gradients then takes 5 or 11 ms, whatever the backend does.
 
 
 def run_or_launch(
-    module: str, run_rank: Callable[[list[str]], int], arguments: list[str], ranks: int
+    module: str,
+    run_rank: Callable[[list[str]], int],
+    arguments: list[str],
+    ranks: int,
+    threads: int = 1,
 ) -> int:
     """Runs one rank of a module if a launcher has set RANK, else starts its ranks; returns the exit status."""
     if "RANK" in os.environ:
         return run_rank(arguments)
-    return launch([sys.executable, "-m", module, *arguments], ranks)
+    return launch([sys.executable, "-m", module, *arguments], ranks, threads)
 
 
-def launch(command: list[str], ranks: int) -> int:
+def launch(command: list[str], ranks: int, threads: int = 1) -> int:
     """Runs a command once per rank, as torchrun does, and waits. Each rank keeps the memory that it frees.
 
     Args:
         command: Program and arguments.
         ranks: Number of ranks.
+        threads: With which each rank computes.
 
     Returns:
         The exit status of the first rank that failed, or 128 plus the signal that ended it; 0 if none failed.
     """
-    os.environ.update({**ALLOCATOR, **os.environ, "OMP_NUM_THREADS": "1"})
+    os.environ.update({**ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(threads)})
     config = LaunchConfig(
         *(1, 1, ranks),
         run_id="fastcoll",

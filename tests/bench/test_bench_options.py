@@ -53,6 +53,7 @@ def test_defaults():
 
 WRONG = ["all_sum", "-d complex", "-o mean", "-n 0", "-f 1", "-b 8 -e 4", "--backend gloo,"]
 WRONG += ["ddp -d int8", "ddp -b 4", "objects all_gather", "ddp --cold"]
+WRONG += ["cores --nproc 2", "cores --minutes 0", "--cores 0"]
 WRONG += ["--cold -b 32K", "--cold --device cuda"]
 
 
