@@ -209,7 +209,7 @@ def test_a_rank_dies_while_it_is_read(jobs):
         (
             "import os; f = os.memfd_create('trace.fastcoll'); "
             "os.write(f, b'FSTTRACE' + bytes([99, 0, 0, 0]) + bytes(8192)); ",
-            "expected a trace of layout 1, got 99",
+            ", got 99: another version of fastcoll made it",
         ),
     ],
     ids=["without a trace", "another version"],

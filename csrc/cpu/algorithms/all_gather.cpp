@@ -32,9 +32,9 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
   if (Exchange::serves(stream, tuning, longest)) {
     const Message& out = request.out[1 - stream.rank()];
     Exchange exchange(stream, tuning, in, out.bytes(), longest);
-    exchange.run([&](std::size_t offset, std::size_t bytes, const std::uint8_t* memory) {
-      out.write(offset, bytes, memory, streaming);
-    });
+    exchange.run([&](std::size_t offset, std::size_t bytes,
+                     const std::uint8_t* memory) { out.write(offset, bytes, memory, streaming); },
+                 true);
     in.copyTo(own, streaming);
     return stream.end();
   }

@@ -148,7 +148,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     const auto take = [&](std::size_t offset, std::size_t bytes, const std::uint8_t* memory) {
       request.out[next].write(offset, bytes, memory, streaming);
     };
-    exchangeOf(longestOfAll).run(take, guessed ? &*guessed : nullptr);
+    exchangeOf(longestOfAll).run(take, true, guessed ? &*guessed : nullptr);
   } else {
     const Strided strided = cutBy(longestOfAll);
     pipelineSegments(

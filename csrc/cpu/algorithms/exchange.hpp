@@ -50,16 +50,16 @@ class Exchange {
   }
 
   /// Calls take(offset, bytes, memory) for each part received; `memory` is valid during the call.
-  /// `filled`: segment 0, if it has been filled already.
+  /// `filled`: segment 0, if it has been filled already. `atOnce`: several threads may call take.
   template <typename Take>
-  void run(Take take, const Segment* filled = nullptr) {
+  void run(Take take, bool atOnce, const Segment* filled = nullptr) {
     const auto publish = [&](std::size_t s) {
       const Segment segment = s == 0 && filled != nullptr ? *filled : fill(s);
       stream_.publish(segment);
       return segment;
     };
     const auto visit = [&](std::size_t s, const Segment& segment) {
-      swap(s, segment, take);
+      swap(s, segment, take, atOnce);
       stream_.consume(segment);
     };
     pipeline(cut_.segments, publish, visit,
@@ -79,22 +79,27 @@ class Exchange {
   static std::size_t half(std::size_t length) {
     return std::min(length, (length + 127) / 128 * 64);
   }
-  /// Bytes of `length` in the block at `at`.
-  static std::size_t within(std::size_t length, std::size_t at) {
-    return at >= length ? 0 : std::min(kBlock, length - at);
+  /// Bytes of `length` from `at` on, at most `most`.
+  static std::size_t within(std::size_t length, std::size_t at, std::size_t most) {
+    return at >= length ? 0 : std::min(most, length - at);
   }
 
   template <typename Take>
-  void swap(std::size_t s, const Segment& segment, Take take) {
+  void swap(std::size_t s, const Segment& segment, Take take, bool atOnce) {
     const std::size_t incoming = half(cut_.length(s, expected_));
     const std::size_t outgoing = cut_.length(s, in_.bytes());
     const std::size_t published = half(outgoing);
     std::uint8_t* memory = stream_.await(1 - stream_.rank(), segment);
-    for (std::size_t at = 0; at < half(cut_.step); at += kBlock) {
-      const std::size_t bytes = within(incoming, at);
-      if (bytes > 0) take(cut_.offset(s) + at, bytes, memory + at);
-      in_.read(cut_.offset(s) + published + at, within(outgoing - published, at), memory + at);
-    }
+    const auto chunk = [&](std::size_t begin, std::size_t end) {
+      for (std::size_t at = begin; at < end; at += kBlock) {
+        const std::size_t most = std::min(kBlock, end - at);
+        const std::size_t bytes = within(incoming, at, most);
+        if (bytes > 0) take(cut_.offset(s) + at, bytes, memory + at);
+        in_.read(cut_.offset(s) + published + at, within(outgoing - published, at, most),
+                 memory + at);
+      }
+    };
+    atOnce ? Helpers::inChunks(half(cut_.step), chunk) : chunk(0, half(cut_.step));
   }
 
   template <typename Take>

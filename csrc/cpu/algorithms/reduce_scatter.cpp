@@ -35,11 +35,13 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
     const int peer = 1 - stream.rank();
     const Message& theirs = request.in[peer];
     Exchange exchange(stream, tuning, theirs, bytes, bytes);
-    exchange.run([&](std::size_t offset, std::size_t length, const std::uint8_t* memory) {
-      reducer.source(peer, memory);
-      reducer.ownSource(stream, own, offset, length);
-      reducer.runInto(out, offset, length, stream);
-    });
+    exchange.run(
+        [&](std::size_t offset, std::size_t length, const std::uint8_t* memory) {
+          reducer.source(peer, memory);
+          reducer.ownSource(stream, own, offset, length);
+          reducer.runInto(out, offset, length, stream);
+        },
+        false);
     return stream.end();
   }
   const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
