@@ -214,6 +214,11 @@ def test_what_is_no_dump_is_refused(content, what):
         load(content)
 
 
+def test_only_the_records_that_are_kept_are_read():
+    """A memory has a power of two of slots, so a record that is not kept may still be there."""
+    assert [one.id for one in load(dump_bytes(kept=2)).records] == [2, 3]
+
+
 def test_a_rank_that_made_no_call_is_missing(tmp_path, capsys):
     (tmp_path / "t_0").write_bytes(dump_bytes([record(1), record(2, seq=1 << 60)]))
     (tmp_path / "t_1").write_bytes(dump_bytes([], "", rank=1, json_version=0))
