@@ -105,7 +105,8 @@ def _communicator() -> list[str]:
 def _digest() -> list[str]:
     record, rows = record_of(name := "digest_cpu_2ranks.jsonl"), []
     for case in record["cases"]:
-        off, on, gloo = map(medians(case).get, ("fastcoll", "fastcoll-digest", "gloo"))
+        times = medians(case)
+        off, on, gloo = (times[name] for name in ("fastcoll", "fastcoll-digest", "gloo"))
         us = [f"{each:.2f}" for each in (off, on, gloo)]
         rows.append([case["collective"], size_text(case["size"]), *us, times_text(on / off)])
     head = "collective | message | off, us | all, us | gloo, us | all / off"

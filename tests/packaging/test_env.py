@@ -41,6 +41,7 @@ def test_a_misspelt_name_is_found():
 
 
 OF_GROUPS = {
+    "digest",
     "shared_memory",
     "order",
     "network",
@@ -48,6 +49,7 @@ OF_GROUPS = {
     "spin_us",
     "link_seconds",
     "shared_buckets",
+    "threads",
 }
 
 
