@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastcoll import Options
 from fastcoll._communicator import communicator
 from fastcoll._measure import Call
 from fastcoll._version import __version__
@@ -186,7 +185,11 @@ class Peer:
         self.backend, self.way = self.parts(name)
         version = __version__ if self.backend == "fastcoll" else f"of torch {torch.__version__}"
         self.library = "none" if self.way == "unreduced" else f"{self.backend} {version}"
-        options = Options(digest="all") if self.way == "digest" else None
+        options = None
+        if self.way == "digest":
+            from fastcoll._load import C
+
+            options = C.Options(digest="all")
         self.group = dist.new_group(backend=self.backend, timeout=timeout, pg_options=options)
 
     @classmethod

@@ -1,5 +1,6 @@
 """Digests of collectives, and fastcoll.check_same. The C++ side is attacked in tests/cpp/stress_digests.cpp."""
 
+import gc
 import re
 from pathlib import Path
 
@@ -138,3 +139,5 @@ def test_sharded_parameters_are_refused():
     net = fully_shard(nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
     with pytest.raises(ValueError, match=r"got 'weight' with placements \(Shard\(dim=0\),\)"):
         fastcoll.check_same(net)
+    del net
+    gc.collect()  # the module has cycles, and so would keep its group
