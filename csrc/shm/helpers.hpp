@@ -6,9 +6,10 @@
 //   helper:  read next;  next: one more is taken;  run that chunk;  done += 1
 //
 // Elements do not mix, so no bit depends on who took a chunk. A helper that has not yet woken takes
-// none, so nobody waits for it. A helper takes a chunk by a compare and exchange of the word that
-// has the job's number, so it never takes one of a job that has ended, and reads the job only after
-// it has taken a chunk. `done` (release, acquire) orders its writes before the caller's next store.
+// none, so no thread waits for it. A helper takes a chunk by a compare and exchange of the word
+// that has the job's number, so it never takes one of a job that has ended, and reads the job only
+// after it has taken a chunk. `done` (release, acquire) orders its writes before the caller's next
+// store.
 //
 // Whether help pays is measured, for jobs of one kind and similar length: other processes may use
 // the cores, and a short job takes less time than the hand-over of its lines between caches.
