@@ -123,6 +123,7 @@ void CpuEngine::execute(Task& task) {
       decide(request.timeout);
     }
     digests_.begin();
+    multiHost_.call = task.trace;
     task.run(*this);
     trace::complete(task.trace, digests_.ofCall());
   } catch (const Error& error) {

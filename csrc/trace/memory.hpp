@@ -19,10 +19,20 @@
 namespace fastcoll::trace {
 
 /// Changes with any change of what a reader reads: Header, Record, or the JSON.
-constexpr std::uint32_t kLayout = 2;
+constexpr std::uint32_t kLayout = 3;
+
+/// What this rank has waited in collectives for the leader of another host, because that leader, a
+/// rank of its host or the network was late. All ranks of this host wait meanwhile.
+struct HostWaits {
+  std::atomic<std::uint64_t> leader{0};  // its rank in the whole job, plus one; 0: not used
+  std::atomic<std::int64_t> ticks{0};    // in waits that have ended, times the ranks that waited
+  std::atomic<std::int64_t> since{0};    // when the present wait began; 0: there is none
+  std::atomic<std::int64_t> ranks{0};    // that wait in it
+};
 
 struct Header {
   static constexpr std::size_t kBytes = 4096;
+  static constexpr std::size_t kHosts = 64;
 
   char magic[8] = {'F', 'S', 'T', 'T', 'R', 'A', 'C', 'E'};
   std::uint32_t layout = kLayout;
@@ -43,6 +53,7 @@ struct Header {
   std::atomic<std::uint64_t> jsonBytes{0};
   std::atomic<std::uint64_t> end{0};  // of the texts
   char reason[64] = {};               // in a dump: why it was written
+  HostWaits hosts[kHosts];            // in use from the first on
 };
 static_assert(sizeof(Header) <= Header::kBytes);
 

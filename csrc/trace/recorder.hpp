@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "trace/ring.hpp"
 #include "trace/ticks.hpp"
@@ -19,7 +20,8 @@ enum class Dumped : int { No, Noticed, Met };
 
 struct KnownGroup {
   std::string json;
-  RecordId endedAt = 0;  // the last record when the group ended; 0: it has not
+  std::vector<int> ranks;  // in the whole job
+  RecordId endedAt = 0;    // the last record when the group ended; 0: it has not
   Dumped dumped = Dumped::No;
 };
 

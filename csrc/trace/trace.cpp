@@ -195,6 +195,7 @@ std::uint32_t addGroup(Group group) {
       concat('"', number, "\":{\"name\":", quoted(group.name),
              ",\"description\":", quoted(group.description), ",\"rank\":", group.rank,
              ",\"ranks\":[", listed(group.ranks, rank), "]}");
+  all->groups[number].ranks = std::move(group.ranks);
   all->publish();
   return number;
 }
@@ -242,6 +243,37 @@ void complete(RecordId id, Digests digests) {
 void setMessage(RecordId id, int source, std::uint64_t seq) {
   Recorder* const all = id == 0 ? nullptr : recorder();
   if (all != nullptr) all->ring.setMessage(id, source, seq);
+}
+
+HostWaits* waitsFor(RecordId call, int leader) {
+  Recorder* const all = call == 0 ? nullptr : recorder();
+  if (all == nullptr) return nullptr;
+  const std::lock_guard<std::mutex> lock(all->mutex);
+  const auto group = all->groups.find(all->ring.groupOf(call));
+  if (group == all->groups.end()) return nullptr;  // the record has been overwritten
+  const std::uint64_t name = group->second.ranks[leader] + std::uint64_t{1};
+  for (HostWaits& host : all->ring.memory().header().hosts) {
+    if (host.leader == 0) host.leader.store(name, std::memory_order_release);
+    if (host.leader == name) return &host;
+  }
+  return nullptr;
+}
+
+// A forked child does not have the memory.
+HostWait::HostWait(HostWaits* host, std::size_t ranks)
+    : host_(host != nullptr && recorder() != nullptr ? host : nullptr) {
+  if (host_ == nullptr) return;
+  began_ = recorder()->ticks.now();
+  host_->ranks.store(static_cast<std::int64_t>(ranks), std::memory_order_relaxed);
+  host_->since.store(began_, std::memory_order_release);
+}
+
+HostWait::~HostWait() {
+  if (host_ == nullptr) return;
+  const std::int64_t waited = recorder()->ticks.now() - began_;
+  host_->ticks.fetch_add(waited * host_->ranks.load(std::memory_order_relaxed),
+                         std::memory_order_relaxed);
+  host_->since.store(0, std::memory_order_release);
 }
 
 void fail(RecordId id, const std::string& error, bool groupFailed) noexcept {

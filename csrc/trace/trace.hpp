@@ -16,6 +16,7 @@
 
 #include "base/exported.hpp"
 #include "base/settings.hpp"
+#include "trace/memory.hpp"
 #include "trace/record.hpp"
 
 namespace fastcoll::trace {
@@ -55,6 +56,21 @@ FASTCOLL_EXPORTED void start(RecordId id);
 FASTCOLL_EXPORTED void complete(RecordId id, Digests digests = {});
 /// Records the source and number of the message that a receive from any rank has found.
 void setMessage(RecordId id, int source, std::uint64_t seq);
+/// Where to count the waits for a host. `call`: a record of the group; `leader`: the host's, in the
+/// group. nullptr if nothing is recorded, or if the group has more hosts than are counted.
+HostWaits* waitsFor(RecordId call, int leader);
+/// Counts a wait of `ranks` ranks for a host, unless `host` is nullptr.
+class HostWait {
+ public:
+  HostWait(HostWaits* host, std::size_t ranks);
+  ~HostWait();
+  HostWait(const HostWait&) = delete;
+  HostWait& operator=(const HostWait&) = delete;
+
+ private:
+  HostWaits* const host_;
+  std::int64_t began_ = 0;
+};
 /// The call has failed; `groupFailed`: so has its group, and its first such call writes the dump,
 /// if dumps are on.
 void fail(RecordId id, const std::string& error, bool groupFailed = true) noexcept;

@@ -3,7 +3,7 @@
 The ranks of a host share a clock, and their traces have the time at which each call began, or was issued to a device.
 In a collective all ranks wait for the last one, and a receiver waits for the sender: this time is lost to the rank
 that comes last. The job measures nothing for it. If it makes more calls between two looks than the traces keep, the
-kept calls represent all.
+kept calls represent all. Hosts do not share a clock: the leader of a host counts what it waits for each other leader.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class RankState:
 
     Attributes:
         rank: Rank in the whole job.
-        pid: Its process.
+        pid: Its process; 0: it is the leader of another host, of which only ``seconds`` and ``lost`` are known.
         call: Its first call that has not ended, or else its last one: "all_reduce float32[1000]"; "" if it made none.
         group: The group of the call.
         seq: The number of the call in its group.
         source: The line of the program that made the call, if stacks are recorded; else "".
         is_in_call: Whether the call has not ended.
-        seconds: How long the rank has been in the call, or out of it.
-        waits_for: Ranks that have not arrived in the call.
+        seconds: How long the rank has been in the call, or out of it; how long the present wait for another host is.
+        waits_for: Ranks that have not arrived in the call, and leaders of hosts whose data has not.
         bytes_per_second: Bytes of its tensors in calls that ended, in the time that was seen.
         lost: The share of the other ranks' time that they waited for this one, in the time that was seen, from 0 to 1.
     """
@@ -76,9 +76,10 @@ class Waits:
         self._most = looks
         self._looks: list[_Look] = []
         self._newest: dict[int, int] = {}  # the last record that was seen, by rank
+        self._waited: dict[tuple[int, int], int] = {}  # for other hosts, in ticks, by the two ranks
 
     def look(self, traces: Sequence[Trace], moment: int) -> list[RankState]:
-        """Returns the state of each rank at a moment, by rank.
+        """Returns the state of each rank at a moment, by rank; then that of the leaders of other hosts.
 
         Args:
             traces: Traces of the ranks of a host, which share their clock.
@@ -96,9 +97,47 @@ class Waits:
             look.bytes[trace.rank] = sum(
                 _bytes(record, trace) for record in trace.records if record.ended > look.begin
             )
+        hosts = self._count_hosts(traces, look, now)
         self._looks = [*self._looks, look][-self._most :]
         self._newest = {trace.rank: trace.records[-1].id for trace in traces if trace.records}
-        return [self._state(trace, waits_for, now, len(traces) - 1) for trace in traces]
+        return [
+            *(self._state(trace, waits_for, now, len(traces) - 1) for trace in traces),
+            *(self._host_state(leader, seconds, len(traces)) for leader, seconds in hosts),
+        ]
+
+    def _count_hosts(
+        self, traces: Sequence[Trace], look: _Look, now: int
+    ) -> list[tuple[int, float]]:
+        """Adds the waits for hosts whose leader is not traced; returns each with the seconds of the present one."""
+        waits: dict[int, float] = {}
+        traced = {trace.rank for trace in traces}
+        for trace in traces:
+            for leader, host in trace.hosts.items():
+                if leader in traced:
+                    continue
+                present = max(now - host.since, 0) if host.since else 0
+                total = host.ticks + present * host.ranks
+                before = self._waited.get((trace.rank, leader))
+                if before is None:  # the share of the whole time stands for this one
+                    before = total - int(
+                        total * (look.end - look.begin) / max(now - trace.first, 1)
+                    )
+                self._waited[trace.rank, leader] = total
+                look.lost[leader] = look.lost.get(leader, 0) + max(total - before, 0)
+                waits[leader] = max(waits.get(leader, 0.0), present * trace.rate * 1e-9)
+        return sorted(waits.items())
+
+    def _shares(self, rank: int, others: int, rate: float = 1.0) -> tuple[float, float]:
+        """Returns a rank's bytes a second, and the share of the others' time that they lost to it."""
+        seen = max(sum(look.end - look.begin for look in self._looks), 1)
+        lost = sum(look.lost.get(rank, 0) for look in self._looks)
+        moved = sum(look.bytes.get(rank, 0) for look in self._looks)
+        return moved / (seen * rate) * 1e9, min(lost / seen / max(others, 1), 1.0)
+
+    def _host_state(self, leader: int, seconds: float, others: int) -> RankState:
+        return RankState(
+            leader, 0, "", "", 0, "", False, seconds, (), *self._shares(leader, others)
+        )
 
     def _begin(self, traces: Sequence[Trace], now: int) -> int:
         """Returns the time from which all traces have their calls, and that was not seen yet."""
@@ -112,15 +151,17 @@ class Waits:
     def _state(
         self, trace: Trace, waits_for: dict[tuple[int, int], list[int]], now: int, others: int
     ) -> RankState:
-        seen = max(sum(look.end - look.begin for look in self._looks), 1)
-        lost = sum(look.lost.get(trace.rank, 0) for look in self._looks)
-        moved = sum(look.bytes.get(trace.rank, 0) for look in self._looks)
         under_way = (record for record in trace.records if record.ended == 0)
         record = next(under_way, trace.records[-1] if trace.records else None)
-        rates = (moved / (seen * trace.rate) * 1e9, min(lost / seen / max(others, 1), 1.0))
+        rates = self._shares(trace.rank, others, trace.rate)
         if record is None:
             return RankState(trace.rank, trace.pid, "", "", 0, "", False, 0.0, (), *rates)
         group = trace.groups.get(record.group)
+        absent = (
+            [leader for leader, host in trace.hosts.items() if host.since]
+            if record.ended == 0
+            else []
+        )
         return RankState(
             trace.rank,
             trace.pid,
@@ -130,7 +171,7 @@ class Waits:
             next(iter(program_lines(frames_of(trace.stacks.get(record.stack, "")))), ""),
             record.ended == 0,
             (now - (record.ended or record.created)) * trace.rate * 1e-9,
-            tuple(sorted(waits_for.get((trace.rank, record.id), ()))),
+            tuple(sorted([*waits_for.get((trace.rank, record.id), ()), *absent])),
             *rates,
         )
 

@@ -15,16 +15,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Group", "Names", "Record", "Trace", "dump_of", "load", "owner_of", "parse"]
+__all__ = ["Group", "HostWait", "Names", "Record", "Trace", "dump_of", "load", "owner_of", "parse"]
 
 _MAGIC = b"FSTTRACE"
-_LAYOUT = 2
+_LAYOUT = 3
 _HEADER = struct.Struct("<8sIIQQQqqqqqqqQQQQQ64s")
 _Header = namedtuple(
     "_Header",
     "magic layout slot_bytes slots kept texts pid first_ticks first_nanos dump_ticks dump_nanos dump_wall rank records "
     "json_version json_offset json_bytes end reason",
 )
+_HOST = struct.Struct("<Qqqq")
+_HOSTS = 64
 _VERSION = struct.Struct("<Q")
 _RECORD = struct.Struct("<QQqqqQqIIqqQQiiBB??IHHBBH")
 _WORDS = 40
@@ -46,6 +48,18 @@ _TRIES = 100
 
 LANES = ("collective", "device", "message", "monitored_barrier")
 STATES = ("scheduled", "started", "completed", "failed")
+
+
+class HostWait(NamedTuple):
+    """What a rank has waited for the leader of another host: all ranks of its host wait meanwhile.
+
+    ``ticks``: in waits that have ended, times the ranks that waited. ``since``: when the present wait began, or 0.
+    ``ranks``: that wait in it.
+    """
+
+    ticks: int
+    since: int
+    ranks: int
 
 
 class Record(NamedTuple):
@@ -126,6 +140,8 @@ class Trace:
         stacks: Texts of stacks by the place that records have: a line with name, file and line for each frame,
             innermost first.
         records: The records, oldest first.
+        hosts: Waits for other hosts, by the rank of their leader in the whole job.
+        first: The moment at which it began, in ticks.
         ticks: A moment in ticks.
         nanos: The same moment in nanoseconds of CLOCK_MONOTONIC.
         wall: The same moment in nanoseconds since 1970.
@@ -145,6 +161,8 @@ class Trace:
     errors: dict[int, str]
     stacks: dict[int, str]
     records: list[Record]
+    hosts: dict[int, HostWait]
+    first: int
     ticks: int
     nanos: int
     wall: int
@@ -246,11 +264,25 @@ def parse(memory: Any, newest: int | None = None) -> Trace:
         errors=known["errors"],
         stacks=_stacks(memory, header.texts, {record.stack for record in records if record.stack}),
         records=records,
+        hosts=_hosts(memory),
+        first=header.first_ticks,
         ticks=moment[0],
         nanos=moment[1],
         wall=wall,
         rate=rate,
     )
+
+
+def _hosts(memory: Any) -> dict[int, HostWait]:
+    found = {}
+    for number in range(_HOSTS):
+        leader, *wait = _HOST.unpack_from(memory, _HEADER.size + number * _HOST.size)
+        if leader == 0:
+            break
+        if leader > 1 << 32 or not 0 <= wait[2] < 1 << 32:
+            raise _broken(f"the waits for host {number} are wrong")
+        found[leader - 1] = HostWait(*wait)
+    return found
 
 
 def _known(memory: Any) -> dict[str, Any]:

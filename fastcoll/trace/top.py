@@ -89,7 +89,7 @@ class _Job:
             found = self._waits.look(read_job(self._pids, self._newest), moment)
             missing = _missing(found)
             for state in found:
-                if state.rank in missing and not state.is_in_call:
+                if state.pid and state.rank in missing and not state.is_in_call:
                     state = replace(state, source=self._line(state))
                 self._known[state.rank] = state
             return list(self._known.values())
@@ -103,6 +103,8 @@ class _Job:
 
 
 def _state_of(state: RankState) -> str:
+    if state.pid == 0:
+        return "remote"
     try:
         letter = Path(f"/proc/{state.pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -149,8 +151,10 @@ def _table(states: Sequence[RankState], width: int) -> list[str]:
             few = ", ".join(map(str, one.waits_for[:4])) + (" ..." if one.waits_for[4:] else "")
             late = f"for {few} in "
         call = f"{late}{one.call} #{one.seq}" if one.call else "no call yet"
+        if one.pid == 0:
+            call = "leads another host: run fastcoll top there"
         line = (
-            f"{one.rank:>4} {one.pid:>8} {100 * one.lost:>5.1f}% {_state_of(one):<7} {_duration(one.seconds):>8} "
+            f"{one.rank:>4} {one.pid or '-':>8} {100 * one.lost:>5.1f}% {_state_of(one):<7} {_duration(one.seconds):>8} "
             f"{_rate(one.bytes_per_second):>9}  {call}"
         )
         lines.append((line + (f"  {one.source}" if one.source else ""))[:width])
@@ -164,6 +168,7 @@ def _prometheus(states: Sequence[RankState]) -> str:
         lines += [
             f'{name}{{rank="{one.rank}",pid="{one.pid}"}} {float(getattr(one, key)):.9g}'
             for one in states
+            if one.pid or key == "lost"
         ]
     return "\n".join(lines) + "\n"
 

@@ -88,6 +88,70 @@ def test_lost_time_is_that_of_the_oracle(jobs, size, late, how, seed):
     job.hear_all()
 
 
+@pytest.mark.parametrize("seed", [0, *(full(seed) for seed in range(1, 5))])
+@pytest.mark.parametrize(("hosts", "late"), [("001", 2), ("0011", 3), full("012012", 4)])
+def test_time_that_another_host_costs(jobs, hosts, late, seed):
+    """Hosts do not share a clock: the table of each has what the others cost its own ranks."""
+    size = len(hosts)
+    job = jobs(size, is_late, [late], "sleeps", seed, hosts=hosts)
+    job.hear_all()
+    ranks = {host: [rank for rank in range(size) if hosts[rank] == host] for host in hosts}
+    tables = {host: Waits(looks=1) for host in ranks}
+    moments: dict[str, list[int]] = {host: [] for host in ranks}
+
+    def look(host: str):
+        moments[host].append(time.monotonic_ns())
+        here = [read(job.pids[rank]) for rank in ranks[host]]
+        return {state.rank: state for state in tables[host].look(here, moments[host][-1])}
+
+    for host in ranks:
+        look(host)
+    job.tell_all()
+    arrivals = job.hear_all()
+
+    def ready(host: str, call: int) -> int:
+        return max(arrivals[rank][call] for rank in ranks[host])
+
+    for host, here in ranks.items():
+        states = look(host)
+        seconds = (moments[host][1] - moments[host][0]) * 1e-9
+        order = sorted(ranks)
+        order = order[order.index(host) + 1 :] + order[: order.index(host)]
+        assert [states[ranks[other][0]].pid for other in order] == [0] * len(order)
+        expected = dict.fromkeys(order, 0.0)
+        for call in range(CALLS):
+            now = ready(host, call)
+            for other in order:  # a leader waits for one after the other
+                expected[other] += max(ready(other, call) - now, 0) * 1e-9
+                now = max(now, ready(other, call))
+        found = {other: states[ranks[other][0]].lost * seconds for other in order}
+        for other in order:
+            assert found[other] >= 0.95 * expected[other] - 0.03 * size, (found, expected)
+        in_calls = sum(arrivals[here[0]][call + 1] - ready(host, call) for call in range(CALLS - 1))
+        assert sum(found.values()) <= 1.02 * in_calls * 1e-9 + 0.03 * size, (found, in_calls)
+    job.tell_all()
+    job.hear_all()
+
+
+def test_a_hang_for_another_host(jobs, capsys):
+    job = jobs(3, hangs, 2, hosts="001")
+    job.hear_all()
+    in_call(job, [0, 1])
+    here = [job.pids[rank] for rank in (0, 1)]
+    time.sleep(1.2)
+    assert top([*map(str, here), "--once"]) == 0
+    _, first, second, third = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["2", "-"] and "remote" in first and "fastcoll top there" in first
+    assert "for 2 in all_reduce float32[8] #6" in second + third
+    job.tell(2)
+    assert set(job.hear_all().values()) == {None}
+    assert top([*map(str, here), "--once", "--json"]) == 0
+    states = {state["rank"]: state for state in json.loads(capsys.readouterr().out)}
+    assert states[2]["pid"] == 0 and states[2]["lost"] > 0.5 and states[2]["seconds"] == 0
+    assert states[0]["waits_for"] == states[1]["waits_for"] == []
+    job.tell_all()
+
+
 def hangs(rank: Rank, missing: int):
     rank.init()
     x = torch.ones(8)

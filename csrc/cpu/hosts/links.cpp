@@ -155,13 +155,16 @@ void Links::close() noexcept {
   }
 }
 
-void Links::begin(const Request& request, ErrorSite site) {
+void Links::begin(const Request& request, ErrorSite site, trace::RecordId call) {
   request_ = &request;
   before_ = std::exchange(signature_, request.signature());
   ++call_;
   deadline_ = *request.deadline;
   timeout_ = request.timeout;
   site_ = std::move(site);
+  if (call != 0 && !std::exchange(counts_, true)) {
+    for (const int host : others_) link(host).waits = trace::waitsFor(call, hosts_.leader(host));
+  }
   if (!others_.empty() && link(others_[0]).connection == nullptr) {
     throw Error(ErrorKind::Backend, site_,
                 "the connections to other hosts are closed, because the group failed or was "
@@ -279,6 +282,7 @@ TransferRef Links::receive(int host, void* data, std::size_t bytes, StepTag step
 
 void Links::wait(int host, TransferRef& transfer) {
   if (transfer == nullptr) return;
+  const trace::HostWait counted(link(host).waits, hosts_.local().size());
   const auto began = Clock::now();
   for (;;) {
     const auto until =

@@ -23,6 +23,7 @@
 #include "group/hosts.hpp"
 #include "network/connection.hpp"
 #include "shm/group_memory.hpp"
+#include "trace/trace.hpp"
 
 namespace fastcoll {
 
@@ -51,8 +52,8 @@ class Links {
   /// Sends close notices, waits until data in flight has arrived, and closes.
   ~Links();
 
-  /// Starts a collective; `site`: of its errors.
-  void begin(const Request& request, ErrorSite site);
+  /// Starts a collective; `site`: of its errors. `call`: its record in the trace.
+  void begin(const Request& request, ErrorSite site, trace::RecordId call);
   /// The data of this host's frame to `host`: room for kInlineBytes, or for the sizes of an
   /// all-to-all.
   std::uint8_t* frame(int host);
@@ -133,6 +134,7 @@ class Links {
     std::size_t present = 0;         // index in `in` of the frame that was awaited last
     std::optional<Announced> later;  // what to compare the first of `coming` with
     std::string lostBecause;         // why there are fewer receives than kAhead
+    trace::HostWaits* waits = nullptr;
   };
 
   void sendFrame(int host, std::size_t bytes);
@@ -164,6 +166,7 @@ class Links {
   Signature signature_{};
   Signature before_{};  // of the collective before
   std::uint64_t call_ = 0;
+  bool counts_ = false;       // the links have their counters of waits
   std::size_t compared_ = 0;  // index of the other host that compareArrived() checked last
   ErrorSite site_;
   TimePoint deadline_;

@@ -24,7 +24,7 @@ void runMultiHost(MultiHost& multiHost, const Request& request, ErrorSite site) 
   multiHost.site = std::move(site);
   if (multiHost.links == nullptr) return run(multiHost, request);
   try {
-    multiHost.links->begin(request, multiHost.site);
+    multiHost.links->begin(request, multiHost.site, multiHost.call);
     run(multiHost, request);
   } catch (const Error& error) {
     // Write the fault first: a host that detects closed connections reads it at once.

@@ -45,7 +45,8 @@ struct MultiHost {
   std::size_t ringBytes = 0;        // equal on all ranks
   TuningTable tuning;
   GroupMemory* memory = nullptr;
-  ErrorSite site;  // of the present collective
+  trace::RecordId call = 0;  // the present collective in the trace
+  ErrorSite site;            // of it
   // Memory that the network may use during a collective and, if that fails, until connections are
   // closed.
   std::vector<Scratch> scratch;
