@@ -25,6 +25,7 @@ from typing import Any
 
 from fastcoll.trace.dumps import program_lines
 from fastcoll.trace.lateness import RankState, Waits
+from fastcoll.trace.live import NoTraceError
 from fastcoll.trace.processes import read_job
 
 __all__ = ["main"]
@@ -154,8 +155,8 @@ def _table(states: Sequence[RankState], width: int) -> list[str]:
         if one.pid == 0:
             call = "leads another host: run fastcoll top there"
         line = (
-            f"{one.rank:>4} {one.pid or '-':>8} {100 * one.lost:>5.1f}% {_state_of(one):<7} {_duration(one.seconds):>8} "
-            f"{_rate(one.bytes_per_second):>9}  {call}"
+            f"{one.rank:>4} {one.pid or '-':>8} {100 * one.lost:>5.1f}% {_state_of(one):<7} "
+            f"{_duration(one.seconds):>8} {_rate(one.bytes_per_second):>9}  {call}"
         )
         lines.append((line + (f"  {one.source}" if one.source else ""))[:width])
     return lines
@@ -292,7 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fastcoll top PID | head`
         raise
     except (OSError, ValueError) as error:
-        if looked and isinstance(error, ProcessLookupError):
+        # A process that ends loses its files first.
+        if looked and isinstance(error, (ProcessLookupError, NoTraceError)):
             print("fastcoll.top: the job has ended", file=sys.stderr)
             return 0
         print(f"fastcoll.top: {error}", file=sys.stderr)
