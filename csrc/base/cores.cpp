@@ -6,9 +6,58 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 namespace fastcoll {
+namespace {
+
+bool allow(const CoreSet& cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (std::size_t core = 0; core < cores.size(); ++core) {
+    if (cores[core]) CPU_SET(core, &set);
+  }
+  return ::sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+}  // namespace
+
+CoreSet coresOfList(const std::string& list) {
+  CoreSet cores;
+  std::istringstream ranges(list);
+  for (std::size_t first = 0; ranges >> first; ranges.ignore()) {
+    std::size_t last = first;
+    if (ranges.peek() == '-') ranges.ignore() >> last;
+    for (std::size_t core = first; core <= last && core < cores.size(); ++core) cores.set(core);
+  }
+  return cores;
+}
+
+CoreSet coresOfNode(int node) {
+  std::ifstream file("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
+  std::string list;
+  file >> list;
+  return coresOfList(list);
+}
+
+int presentNode() {
+  unsigned core = 0, node = 0;
+  return ::getcpu(&core, &node) == 0 ? static_cast<int>(node) : -1;
+}
+
+// A machine with more cores than a set has is left alone.
+BoundTo::BoundTo(const CoreSet& cores) noexcept {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return;
+  const CoreSet allowed = allowedCores();
+  const CoreSet both = allowed & cores;
+  if (both.any() && both != allowed && allow(both)) before_ = allowed;
+}
+
+BoundTo::~BoundTo() {
+  if (before_.any()) allow(before_);
+}
 
 CoreSet allowedCores() {
   CoreSet cores;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <bitset>
+#include <string>
 #include <vector>
 
 namespace fastcoll {
@@ -15,6 +16,25 @@ using CoreSet = std::bitset<1024>;
 
 /// The cores that the calling thread may run on; empty if the kernel does not report them.
 CoreSet allowedCores();
+/// The cores of a memory node (NUMA); empty if the kernel does not report them.
+CoreSet coresOfNode(int node);
+/// The cores of a list such as "0-3,8".
+CoreSet coresOfList(const std::string& list);
+/// The memory node of the core that runs the calling thread.
+int presentNode();
+
+/// While it lives, the calling thread runs on `cores` only, as far as it may run there.
+class BoundTo {
+ public:
+  explicit BoundTo(const CoreSet& cores) noexcept;
+  ~BoundTo();
+  BoundTo(const BoundTo&) = delete;
+  BoundTo& operator=(const BoundTo&) = delete;
+
+ private:
+  CoreSet before_;  // empty: nothing was changed
+};
+
 /// CPU time that the control group (v2) grants this process, in whole cores; 2^20 if unlimited.
 int grantedCores();
 

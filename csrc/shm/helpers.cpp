@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/cores.hpp"
 #include "shm/futex.hpp"
 
 namespace fastcoll {
@@ -44,7 +45,10 @@ Helpers::Lent::Lent(Helpers& helpers, int threads, bool always) noexcept : befor
       const std::uint64_t bit = std::uint64_t{1} << number;
       if ((helpers.alive_.fetch_or(bit) & bit) != 0) continue;
       try {
-        helpers.start_([self = helpers.shared_from_this(), number] { self->help(number); });
+        helpers.start_([self = helpers.shared_from_this(), number, node = presentNode()] {
+          const BoundTo near(coresOfNode(node));
+          self->help(number);
+        });
       } catch (...) {
         helpers.alive_.fetch_and(~bit);
         throw;

@@ -14,6 +14,8 @@
 // Whether help pays is measured, for jobs of one kind and similar length: other processes may use
 // the cores, and a short job takes less time than the hand-over of its lines between caches.
 //
+// Helpers stay on the memory node (NUMA) of the thread that asked for them, where its memory is.
+//
 // A helper spins between the jobs of a collective. It sleeps after 300 us without one, and goes
 // back to the pool of threads after 20 ms. No wake-up is lost: see shm/wait.hpp.
 #pragma once

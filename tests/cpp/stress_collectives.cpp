@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/cores.hpp"
 #include "cpu/algorithms/algorithm.hpp"
 #include "cpu/worker_pool.hpp"
 #include "stress_harness.hpp"
@@ -78,11 +79,16 @@ Body largeSegments(int threads) {
 /// threads that come and go, and jobs without any.
 void chunks(Rank&) {
   Random random(4);
+  const CoreSet allowed = allowedCores();
+  const auto caller = std::this_thread::get_id();
+  REQUIRE(coresOfNode(presentNode()).any(), "no core has this node");
   const auto helpers = std::make_shared<Helpers>(runOnWorker);
   for (int round = 0; round < often(600); ++round) {
     const Helpers::Lent lent(*helpers, 1 + round % 5, round % 3 != 0);
     std::vector<std::uint8_t> times(drawBelow(random, 300000));
     Helpers::inChunks(times.size(), [&](std::size_t begin, std::size_t end) {
+      const bool bound = (allowedCores() & ~coresOfNode(presentNode())).none();
+      REQUIRE(bound || std::this_thread::get_id() == caller, "not bound to a node");
       REQUIRE(begin % 64 == 0 && (end % 64 == 0 || end == times.size()), "no whole lines");
       for (std::size_t i = begin; i < end; ++i) ++times[i];
     });
@@ -97,6 +103,23 @@ void chunks(Rank&) {
   Helpers::inChunks(200000,
                     [&](std::size_t begin, std::size_t end) { ran = end - begin == 200000; });
   REQUIRE(ran, "closed helpers were asked");
+  REQUIRE(allowedCores() == allowed, "the caller was bound");
+}
+
+/// A thread is bound to the cores that it may use of those given, or stays where it may run.
+void bound(Rank&) {
+  REQUIRE(coresOfList("0-3,8,10-11\n") == CoreSet(0b1101'0000'1111), "of a list");
+  REQUIRE(coresOfList("").none() && coresOfList("5000").none(), "of no list");
+  const CoreSet allowed = allowedCores();
+  CoreSet one;
+  one.set(allowed._Find_first());
+  {
+    const BoundTo near(one | (CoreSet(1) << 1000));
+    REQUIRE(allowedCores() == one, "not bound");
+    const BoundTo nowhere(CoreSet(1) << 1000);
+    REQUIRE(allowedCores() == one, "bound to cores that it may not use");
+  }
+  REQUIRE(allowedCores() == allowed, "still bound");
 }
 
 /// The inputs are in shared memory, on all ranks or on all but one; collectives through the ring
@@ -220,6 +243,7 @@ std::vector<Test> collectiveTests() {
           {"large segments", largeSegments(1), {2}},
           {"large segments on three threads", largeSegments(3), {2, 3}},
           {"chunks of helpers", chunks, {1}},
+          {"threads bound to cores", bound, {1}},
           {"direct reads", direct, {2, 3, 4}},
           {"random collectives", randomCollectives, {2, 3, 5}},
           {"random collectives, sleeping at once", randomSpinning(0), {4}},
