@@ -27,7 +27,7 @@ constexpr int kFirstCycle = 16;
 constexpr int kLastCycle = 2048;
 
 constexpr std::size_t roundUp(std::size_t bytes) {
-  return (bytes + 63) / 64 * 64;
+  return (bytes + Helpers::kUnit - 1) / Helpers::kUnit * Helpers::kUnit;
 }
 
 }  // namespace

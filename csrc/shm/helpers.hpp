@@ -49,8 +49,10 @@ class Helpers : public std::enable_shared_from_this<Helpers> {
     Helpers* const before_;
   };
 
-  /// Calls part(begin, end) for chunks of [0, bytes), whose ends but the last are multiples of 64,
-  /// on this thread and its helpers. `part` must not throw.
+  /// Bytes. The ends of all chunks but the last are multiples of it.
+  static constexpr std::size_t kUnit = 4096;
+  /// Calls part(begin, end) for chunks of [0, bytes) on this thread and its helpers. `part` must
+  /// not throw.
   template <typename Part>
   static void inChunks(std::size_t bytes, Part part) {
     if (bytes < 2 * kLeastChunk || current_ == nullptr) return part(std::size_t{0}, bytes);

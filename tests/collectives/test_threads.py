@@ -1,7 +1,9 @@
 """Collectives on several threads of a rank (FASTCOLL_THREADS); see also tests/cpp/stress_collectives.cpp."""
 
+import os
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
@@ -29,7 +31,22 @@ def results(group):
     dist.all_reduce(shared, group=group)  # in place
     later = mine.clone()
     dist.all_reduce(later, group=group, async_op=True).wait()
-    return [summed, cast, gathered, part, moved, sent, shared, later]
+    fused = fused_sums(group._get_backend(mine.device), mine, all_parts)
+    return [summed, cast, gathered, part, moved, sent, shared, later, *fused]
+
+
+def fused_sums(backend, mine, all_parts):
+    """Return the sums of float32 that travels so or in 16 bits, and their sums of squares."""
+    found = []
+    for wire in (None, torch.half, torch.bfloat16):
+        summed, part, exchanged = mine.clone(), torch.empty(COUNT), torch.empty(COUNT)
+        squares = torch.zeros(2, 1, dtype=torch.float64)
+        pieces = list(summed.split(COUNT // 3))
+        backend.all_reduce_fused(pieces, dist.ReduceOp.AVG, wire, squares[0])
+        backend.reduce_scatter_fused(part, all_parts, dist.ReduceOp.SUM, wire, squares[1])
+        backend.reduce_scatter_fused(exchanged, all_parts, dist.ReduceOp.SUM, wire)
+        found += [summed, part, exchanged, squares]
+    return found
 
 
 def helpers():
@@ -38,8 +55,10 @@ def helpers():
     return names.count("fastcoll-work")
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @on_ranks(1, 2, 3)
-def test_bits_do_not_depend_on_the_number_of_threads():
+def test_bits_do_not_depend_on_the_number_of_threads(hosts):
+    os.environ["FASTCOLL_HOST_ID"] = f"host {dist.get_rank() * hosts // dist.get_world_size()}"
     by_threads = {}
     for threads in (1, 2, 5):
         options = fastcoll.Options(threads=threads)

@@ -50,6 +50,19 @@ void grid(Rank& me) {
   }
 }
 
+/// float32 in several pieces; also as bfloat16, with the sum of squares.
+void sums(const Rank& me, CpuEngine& engine) {
+  for (const Collective collective : {Collective::AllReduce, Collective::ReduceScatter}) {
+    for (const bool narrow : {false, true}) {
+      Plan plan = sum(400001);
+      plan.collective = collective;
+      plan.spans = true;
+      plan.narrow = plan.measured = narrow;
+      runChecked(me, engine, plan);
+    }
+  }
+}
+
 /// Segments of the default sizes, because other tests use small ones; on several threads of a rank.
 Body largeSegments(int threads) {
   return [threads](Rank& me) {
@@ -65,13 +78,14 @@ Body largeSegments(int threads) {
       if (plan.op != ReduceOp::None) plan.op = ReduceOp::Sum;
       runChecked(me, *engine, plan);
     }
-    for (const bool narrow : {false, true}) {  // float32, also in several pieces
-      Plan plan = sum(700001);
-      plan.spans = true;
-      plan.narrow = narrow;
-      runChecked(me, *engine, plan);
-    }
+    sums(me, *engine);
     engine->shutdown();
+    if (threads == 1) return;
+    options.hostId = std::to_string(2 * me.rank / me.size);
+    options.sharedMemory = "auto";
+    const Engine spread = me.group("large on hosts", options);
+    sums(me, *spread);
+    spread->shutdown();
   };
 }
 
@@ -89,7 +103,7 @@ void chunks(Rank&) {
     Helpers::inChunks(times.size(), [&](std::size_t begin, std::size_t end) {
       const bool bound = (allowedCores() & ~coresOfNode(presentNode())).none();
       REQUIRE(bound || std::this_thread::get_id() == caller, "not bound to a node");
-      REQUIRE(begin % 64 == 0 && (end % 64 == 0 || end == times.size()), "no whole lines");
+      REQUIRE(begin % Helpers::kUnit == 0, "a chunk begins inside a unit");
       for (std::size_t i = begin; i < end; ++i) ++times[i];
     });
     const auto once = [](std::uint8_t count) { return count == 1; };

@@ -35,7 +35,7 @@ void reducePiece(SegmentStream& stream, const Request& request, std::size_t limi
       others.push_back(stream.directOf(peer, bytes) + begin + at);
       reducer.source(peer, others.back());
     }
-    reducer.runInto(own + at, others, std::min(limit, length - at));
+    reducer.run(own + at, std::min(limit, length - at), others);
   }
 }
 

@@ -50,7 +50,8 @@ class Exchange {
   }
 
   /// Calls take(offset, bytes, memory) for each part received; `memory` is valid during the call.
-  /// `filled`: segment 0, if it has been filled already. `atOnce`: several threads may call take.
+  /// `filled`: segment 0, if it has been filled already. `atOnce`: several threads may call copies
+  /// of take.
   template <typename Take>
   void run(Take take, bool atOnce, const Segment* filled = nullptr) {
     const auto publish = [&](std::size_t s) {
@@ -85,16 +86,17 @@ class Exchange {
   }
 
   template <typename Take>
-  void swap(std::size_t s, const Segment& segment, Take take, bool atOnce) {
+  void swap(std::size_t s, const Segment& segment, const Take& take, bool atOnce) {
     const std::size_t incoming = half(cut_.length(s, expected_));
     const std::size_t outgoing = cut_.length(s, in_.bytes());
     const std::size_t published = half(outgoing);
     std::uint8_t* memory = stream_.await(1 - stream_.rank(), segment);
     const auto chunk = [&](std::size_t begin, std::size_t end) {
+      Take own = take;
       for (std::size_t at = begin; at < end; at += kBlock) {
         const std::size_t most = std::min(kBlock, end - at);
         const std::size_t bytes = within(incoming, at, most);
-        if (bytes > 0) take(cut_.offset(s) + at, bytes, memory + at);
+        if (bytes > 0) own(cut_.offset(s) + at, bytes, memory + at);
         in_.read(cut_.offset(s) + published + at, within(outgoing - published, at, most),
                  memory + at);
       }
@@ -103,7 +105,7 @@ class Exchange {
   }
 
   template <typename Take>
-  void takeReturned(std::size_t s, const Segment& segment, Take take) {
+  void takeReturned(std::size_t s, const Segment& segment, Take& take) {
     const std::uint8_t* memory = stream_.awaitConsumed(segment);
     const std::size_t incoming = cut_.length(s, expected_);
     const std::size_t first = half(incoming);

@@ -20,10 +20,10 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   });
   stream.publish(segment);
   // Not read from the ring, because the peers are fetching its lines.
-  reducer.ownSource(stream, in, 0, bytes);
+  reducer.ownSource(stream.rank(), in, 0, bytes);
   for (const int peer : stream.others()) reducer.source(peer, stream.await(peer, segment));
   reducer.measureNothing();
-  const std::uint8_t* result = reducer.runInto(request.out[0], 0, bytes, stream);
+  const std::uint8_t* result = reducer.runInto(request.out[0], 0, bytes);
   reducer.measureShare(request, result, bytes, stream.rank());
   stream.consume(segment);
   stream.end();

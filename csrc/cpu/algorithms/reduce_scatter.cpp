@@ -12,7 +12,7 @@ namespace fastcoll {
 
 void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& out = request.out[0];
-  const std::size_t mine = stream.rank();
+  const int mine = stream.rank();
   const Message& own = request.in[mine];
   const std::size_t bytes = own.bytes();
   SegmentReducer reducer(request, stream.size());
@@ -26,8 +26,8 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
       for (const int peer : stream.others()) {
         reducer.source(peer, stream.directOf(peer, bytes * request.in.size()) + offset);
       }
-      reducer.ownSource(stream, own, cut.offset(s), cut.length(s));
-      reducer.runInto(out, cut.offset(s), cut.length(s), stream);
+      reducer.ownSource(mine, own, cut.offset(s), cut.length(s));
+      reducer.runInto(out, cut.offset(s), cut.length(s));
     }
     return direct.finish();
   }
@@ -35,13 +35,14 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
     const int peer = 1 - stream.rank();
     const Message& theirs = request.in[peer];
     Exchange exchange(stream, tuning, theirs, bytes, bytes);
-    exchange.run(
-        [&](std::size_t offset, std::size_t length, const std::uint8_t* memory) {
-          reducer.source(peer, memory);
-          reducer.ownSource(stream, own, offset, length);
-          reducer.runInto(out, offset, length, stream);
-        },
-        false);
+    const auto take = [&, reducer](std::size_t offset, std::size_t length,
+                                   const std::uint8_t* memory) mutable {
+      reducer.source(peer, memory);
+      reducer.ownSource(mine, own, offset, length);
+      reducer.runInto(out, offset, length);
+    };
+    // Each piece adds its squares to one sum, in order. So one thread takes them all.
+    exchange.run(take, request.squares == nullptr);
     return stream.end();
   }
   const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
@@ -56,8 +57,8 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
         for (const int peer : stream.others()) {
           reducer.source(peer, stream.await(peer, segment) + strided.place(peer, stream.rank()));
         }
-        reducer.ownSource(stream, own, cut.offset(s), length);
-        reducer.runInto(out, cut.offset(s), length, stream);
+        reducer.ownSource(mine, own, cut.offset(s), length);
+        reducer.runInto(out, cut.offset(s), length);
       });
   stream.end();
 }

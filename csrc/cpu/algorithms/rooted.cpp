@@ -47,8 +47,8 @@ void reduce(SegmentStream& stream, const Request& request, const TuningTable& tu
   SegmentReducer reducer(request, stream.size());
   toRoot(stream, request, cut, [&](std::size_t s, const Segment& segment) {
     for (const int peer : stream.others()) reducer.source(peer, stream.await(peer, segment));
-    reducer.ownSource(stream, in, cut.offset(s), cut.length(s));
-    reducer.runInto(request.out[0], cut.offset(s), cut.length(s), stream);
+    reducer.ownSource(request.root, in, cut.offset(s), cut.length(s));
+    reducer.runInto(request.out[0], cut.offset(s), cut.length(s));
   });
 }
 

@@ -1,6 +1,9 @@
 // Common to the reducing algorithms: one kernel call over a piece of a segment, from the memory of
 // all ranks. If the request needs the squares of the result, they are summed block by block while
-// the result is in the first-level cache.
+// the result is in the first-level cache. The sums of the blocks are added in the blocks' order, so
+// no bit depends on the number of threads.
+//
+// A reducer has the addresses of one piece. To reduce pieces on several threads at once, copy it.
 #pragma once
 
 #include <vector>
@@ -11,8 +14,6 @@ namespace fastcoll {
 
 class SegmentReducer {
  public:
-  using Sources = std::vector<const void*>;
-
   SegmentReducer(const Request& request, int ranks)
       : result_(request.outputFloat32 ? DType::Float32 : request.dtype),
         kernel_(request.kernel != nullptr && !request.outputFloat32
@@ -24,8 +25,7 @@ class SegmentReducer {
         factor_(request.factor),
         squares_(request.squares),
         squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(result_)),
-        sources_(ranks),
-        rows_(cast_ == nullptr ? 0 : sources_.size() * kBlock * widening_) {}
+        sources_(ranks) {}
 
   /// Bytes of the result per byte of a source.
   std::size_t widening() const { return widening_; }
@@ -45,88 +45,60 @@ class SegmentReducer {
   /// Address of the piece in rank `rank`'s contribution.
   void source(int rank, const void* piece) { sources_[rank] = piece; }
   /// Reads the own contribution in place, unless it is scattered over tensors.
-  void ownSource(SegmentStream& stream, const Message& in, std::size_t offset, std::size_t bytes) {
+  void ownSource(int rank, const Message& in, std::size_t offset, std::size_t bytes) {
     const std::uint8_t* own = in.contiguous(offset, bytes);
     if (own == nullptr) {
       // Use the scratch memory behind the part that may receive the result.
-      std::uint8_t* spare = stream.scratch((widening_ + 1) * bytes) + widening_ * bytes;
+      std::uint8_t* spare = scratch((widening_ + 1) * bytes) + widening_ * bytes;
       in.read(offset, bytes, spare);
       own = spare;
     }
-    source(stream.rank(), own);
+    source(rank, own);
   }
 
   /// Reduces `bytes` of each source, at `offset` of the sources' message, and writes the result to
   /// its place in `out`. Returns the address of the reduced bytes, in `out` or in scratch memory.
-  const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes,
-                              SegmentStream& stream) {
+  const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes) const {
     if (bytes == 0) return nullptr;
     const std::size_t at = offset * widening_, length = bytes * widening_;
     std::uint8_t* direct = out.contiguous(at, length);
-    std::uint8_t* result = direct != nullptr ? direct : stream.scratch(length + bytes);
+    std::uint8_t* result = direct != nullptr ? direct : scratch(length + bytes);
     run(result, bytes);
     if (direct == nullptr) out.write(at, length, result);
     return result;
   }
 
-  /// Writes the result to `out` and to each of `copies` (at least one) while it is in the
-  /// first-level cache. Each of them may be a source.
-  void runInto(std::uint8_t* out, const std::vector<std::uint8_t*>& copies, std::size_t bytes) {
-    const auto chunk = [&](std::size_t begin, std::size_t end) {
-      inBlocks(begin, end, [&](const Sources& sources, std::size_t at, std::size_t length) {
-        reduce(sources, out + at, length, copies[0] + at);
-        for (std::size_t i = 1; i < copies.size(); ++i) {
-          std::memcpy(copies[i] + at, out + at, length);
-        }
-      });
-    };
-    squares_ == nullptr ? Helpers::inChunks(bytes, chunk) : chunk(0, bytes);
+  /// Writes the result to `out`, and to each of `copies` while it is in the first-level cache. Each
+  /// of them may be a source.
+  void run(std::uint8_t* out, std::size_t bytes,
+           const std::vector<std::uint8_t*>& copies = {}) const {
+    const bool whole = squares_ == nullptr && cast_ == nullptr && copies.empty();
+    const std::size_t block = whole ? bytes : kBlock;
+    std::vector<double> sums(squares_ == nullptr ? 0 : ceilDiv(bytes, kBlock));
+    Helpers::inChunks(bytes, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t at = begin; at < end; at += block) {
+        const std::size_t length = std::min(block, end - at);
+        std::uint8_t* const to = out + at * widening_;
+        reduce(at, length, to, copies.empty() ? nullptr : copies[0] + at);
+        for (std::size_t i = 1; i < copies.size(); ++i) std::memcpy(copies[i] + at, to, length);
+        if (squares_ != nullptr) sums[at / kBlock] = squared(to, length * widening_);
+      }
+    });
+    for (const double sum : sums) *squares_ += sum;
   }
 
-  void run(std::uint8_t* out, std::size_t bytes) {
-    if (squares_ == nullptr && cast_ == nullptr) {
-      return Helpers::inChunks(bytes, [&](std::size_t begin, std::size_t end) {
-        if (begin == 0) return reduce(sources_, out, end);
-        reduce(advanced(begin), out + begin, end - begin);
-      });
-    }
-    inBlocks(0, bytes, [&](const Sources& sources, std::size_t at, std::size_t length) {
-      reduce(cast_ == nullptr ? sources : widened(sources, length), out + at * widening_, length);
-    });
+  /// Memory of this thread, until its next call.
+  static std::uint8_t* scratch(std::size_t bytes) {
+    static thread_local std::vector<std::uint8_t> memory;
+    if (memory.size() < bytes) memory.resize(bytes);
+    return memory.data();
   }
 
  private:
-  /// Calls reduceBlock(sources, at, length), with the sources from `at` on.
-  template <typename ReduceBlock>
-  void inBlocks(std::size_t begin, std::size_t end, ReduceBlock reduceBlock) {
-    Sources sources = advanced(begin);
-    for (std::size_t at = begin; at < end; at += kBlock) {
-      reduceBlock(sources, at, std::min(kBlock, end - at));
-      advance(sources, kBlock);
-    }
-  }
+  using Sources = std::vector<const void*>;
 
-  static void advance(Sources& sources, std::size_t bytes) {
-    for (const void*& source : sources) source = static_cast<const std::uint8_t*>(source) + bytes;
-  }
-  Sources advanced(std::size_t bytes) const {
-    Sources sources = sources_;
-    advance(sources, bytes);
-    return sources;
-  }
-
-  const Sources& widened(const Sources& sources, std::size_t bytes) {
-    wide_.resize(sources.size());
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      std::uint8_t* row = rows_.data() + i * kBlock * widening_;
-      cast_->widen(row, sources[i], bytes / element_);
-      wide_[i] = row;
-    }
-    return wide_;
-  }
-
-  void reduce(const Sources& sources, std::uint8_t* out, std::size_t bytes,
-              std::uint8_t* copy = nullptr) const {
+  void reduce(std::size_t at, std::size_t bytes, std::uint8_t* out, std::uint8_t* copy) const {
+    const Sources& sources = sourcesAt(at, bytes);
     ReduceArgs args{};
     args.dst = out;
     args.copy = copy;
@@ -136,7 +108,22 @@ class SegmentReducer {
     args.factor = factor_;
     args.divisor = static_cast<double>(sources.size());
     kernel_(args);
-    if (squares_ != nullptr) *squares_ += squared(out, bytes * widening_);
+  }
+
+  /// The sources from `at` on, in the result's dtype; until this thread's next call.
+  const Sources& sourcesAt(std::size_t at, std::size_t bytes) const {
+    static thread_local Sources sources;
+    static thread_local std::vector<std::uint8_t> rows;
+    sources.resize(sources_.size());
+    if (cast_ != nullptr) rows.resize(sources.size() * kBlock * widening_);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      sources[i] = static_cast<const std::uint8_t*>(sources_[i]) + at;
+      if (cast_ == nullptr) continue;
+      std::uint8_t* const row = rows.data() + i * kBlock * widening_;
+      cast_->widen(row, sources[i], bytes / element_);
+      sources[i] = row;
+    }
+    return sources;
   }
 
   double squared(const std::uint8_t* result, std::size_t bytes) const {
@@ -144,7 +131,8 @@ class SegmentReducer {
     return squaresOf_(result, bytes / elementSize(partOf(result_)));
   }
 
-  static constexpr std::size_t kBlock = 4096;  // bytes of a source; a multiple of every element
+  // Bytes of a source; a multiple of every element. No block is cut between two threads.
+  static constexpr std::size_t kBlock = Helpers::kUnit;
 
   DType result_;
   ReduceFn kernel_;
@@ -155,8 +143,6 @@ class SegmentReducer {
   double* squares_;
   SquaresFn squaresOf_;
   Sources sources_;
-  Sources wide_;
-  std::vector<std::uint8_t> rows_;  // a block of each source, as float32
 };
 
 }  // namespace fastcoll

@@ -85,11 +85,11 @@ class Pipeline {
       operands_.push_back(stream_.await(peer, segment) + place(s, peer, stream_.rank()));
       reducer_.source(peer, operands_.back());
     }
-    reducer_.ownSource(stream_, in_, at, length);
+    reducer_.ownSource(stream_.rank(), in_, at, length);
     if (length > 0) {
       std::uint8_t* direct = out_.contiguous(at, length);
-      std::uint8_t* result = direct != nullptr ? direct : stream_.scratch(2 * length);
-      reducer_.runInto(result, operands_, length);
+      std::uint8_t* result = direct != nullptr ? direct : SegmentReducer::scratch(2 * length);
+      reducer_.run(result, length, operands_);
       if (direct == nullptr) out_.write(at, length, result);
     }
     stream_.consume(segment);

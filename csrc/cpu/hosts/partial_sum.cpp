@@ -1,6 +1,7 @@
 #include "cpu/hosts/partial_sum.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace fastcoll {
@@ -102,7 +103,6 @@ PartialSum::PartialSum(const Request& request, const Hosts& hosts, const SumTree
     }));
   }
   for (const Subtree& subtree : tree.of[here_]) reducers_.emplace_back(inner_, subtree.count);
-  temporaries_.resize(tree.parts.size() * kStep);
 }
 
 void PartialSum::partial(int index, const std::vector<const std::uint8_t*>& operands,
@@ -111,8 +111,7 @@ void PartialSum::partial(int index, const std::vector<const std::uint8_t*>& oper
   const std::size_t i = index;
   const std::size_t first = tree_.places[i];
   if (plain(here_)) {
-    if (out != operands[first]) std::memcpy(out, operands[first], bytes);
-    return;
+    return Message(out, bytes).write(0, bytes, operands[first]);
   }
   for (int j = 0; j < tree_.of[here_][i].count; ++j) {
     reducers_[i].source(j, operands[first + j]);
@@ -120,10 +119,11 @@ void PartialSum::partial(int index, const std::vector<const std::uint8_t*>& oper
   reducers_[i].run(out, bytes);
 }
 
-/// Returns where bytes [at, at + bytes) of a part lie, in the accumulate dtype.
-const std::uint8_t* PartialSum::evaluate(int index, std::size_t at, std::size_t bytes, bool last) {
+/// Returns where bytes [at, at + bytes) of a part lie, in the accumulate dtype: in `out` or in a
+/// partial result. `out` has kStep bytes.
+const std::uint8_t* PartialSum::evaluate(int index, std::size_t at, std::size_t bytes, bool last,
+                                         std::uint8_t* out) const {
   const SumTree::Part& part = tree_.parts[index];
-  std::uint8_t* out = temporary(index);
   if (part.subtree >= 0) {
     const std::size_t subtree = part.subtree;
     const std::uint8_t* partial = (*partials_)[subtree];
@@ -131,8 +131,9 @@ const std::uint8_t* PartialSum::evaluate(int index, std::size_t at, std::size_t 
     cast_->widen(out, partial + at / widening_, bytes / sizeof(float));
     return out;
   }
-  const void* sources[] = {evaluate(part.left, at, bytes, false),
-                           evaluate(part.right, at, bytes, false)};
+  alignas(64) std::array<std::uint8_t, kStep> spare;
+  const void* sources[] = {evaluate(part.left, at, bytes, false, out),
+                           evaluate(part.right, at, bytes, false, spare.data())};
   ReduceArgs args{};
   args.dst = out;
   args.srcs = sources;
@@ -147,16 +148,18 @@ void PartialSum::total(const std::vector<const std::uint8_t*>& partials, std::si
                        std::uint8_t* out) {
   partials_ = &partials;
   const int root = static_cast<int>(tree_.parts.size()) - 1;
-  const std::size_t all = bytes * widening_;
-  for (std::size_t at = 0; at < all; at += kStep) {
-    const std::size_t length = std::min(kStep, all - at);
-    const std::uint8_t* sum = evaluate(root, at, length, true);
-    if (widening_ != resultWidening_) {
-      cast_->narrow(out + at / widening_, sum, length / sizeof(float));
-    } else {
-      std::memcpy(out + at, sum, length);
+  Helpers::inChunks(bytes * widening_, [&](std::size_t begin, std::size_t end) {
+    alignas(64) std::array<std::uint8_t, kStep> block;
+    for (std::size_t at = begin; at < end; at += kStep) {
+      const std::size_t length = std::min(kStep, end - at);
+      const std::uint8_t* sum = evaluate(root, at, length, true, block.data());
+      if (widening_ != resultWidening_) {
+        cast_->narrow(out + at / widening_, sum, length / sizeof(float));
+      } else {
+        std::memcpy(out + at, sum, length);
+      }
     }
-  }
+  });
 }
 
 }  // namespace fastcoll

@@ -70,15 +70,15 @@ class PartialSum {
   void partial(int index, const std::vector<const std::uint8_t*>& operands, std::size_t bytes,
                std::uint8_t* out);
   /// Sums the partial results of all subtrees, for `bytes` of an operand, and writes the result.
-  /// `out` may be one of them.
+  /// `out` may be one of them, if it has the result's dtype.
   void total(const std::vector<const std::uint8_t*>& partials, std::size_t bytes,
              std::uint8_t* out);
 
  private:
   static constexpr std::size_t kStep = 8192;  // bytes of a partial result; fits the L1 cache
 
-  const std::uint8_t* evaluate(int part, std::size_t at, std::size_t bytes, bool last);
-  std::uint8_t* temporary(int part) { return temporaries_.data() + part * kStep; }
+  const std::uint8_t* evaluate(int part, std::size_t at, std::size_t bytes, bool last,
+                               std::uint8_t* out) const;
 
   const SumTree& tree_;
   const int here_;  // this host
@@ -92,7 +92,6 @@ class PartialSum {
   double divisor_;
   std::vector<bool> plain_;
   std::vector<SegmentReducer> reducers_;  // of this host's subtrees
-  std::vector<std::uint8_t> temporaries_;
   const std::vector<const std::uint8_t*>* partials_ = nullptr;
 };
 
