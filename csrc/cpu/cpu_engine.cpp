@@ -71,7 +71,7 @@ void Task::run(CpuEngine& engine) {
 void CpuEngine::run(Request& request) {
   if (bytesOf(request) > kBriefBytes) beforeWait();
   if (!digests_.areOn()) return transfer(request);
-  digests_.before(request);
+  digests_.before(request, path_.load() == Path::Shared ? stream_.get() : nullptr);
   transfer(request);
   digests_.after(request);
 }

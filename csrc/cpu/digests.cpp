@@ -35,12 +35,22 @@ bool GroupDigests::covers(const Request& request) const {
   return of_ == DigestsOf::All || request.op != ReduceOp::None;
 }
 
-void GroupDigests::before(Request& request) {
+void GroupDigests::before(Request& request, SegmentStream* stream) {
   request.resultBefore = std::exchange(result_, 0);
   request.gradientsBefore = std::exchange(gradients_, 0);
+  if (!read_.empty()) stream->announceOperands(read_, operand_);
+  read_.clear();
+  request.operandDigests = nullptr;
   if (!covers(request)) return;
   input_ = digestOf(request.in);
   call_.input = joined(call_.input, input_);
+  if (stream != nullptr && request.op != ReduceOp::None && !request.in[0].isCast()) {
+    operand_ = input_ == kZeros ? 0 : input_;
+    read_.resize(stream->size());
+    // A reduce_scatter reads one message of each rank's list.
+    part_ = request.collective == Collective::ReduceScatter ? stream->rank() : 0;
+    request.operandDigests = read_.data();
+  }
   if (request.collective == Collective::AllReduce && isFloating(request.dtype) &&
       request.count >= kGradients && input_ != kZeros) {
     gradients_ = input_;
@@ -49,6 +59,7 @@ void GroupDigests::before(Request& request) {
 
 void GroupDigests::after(const Request& request) {
   if (!covers(request)) return;
+  for (std::uint64_t& digest : read_) digest *= digestKey(part_);
   const std::uint64_t output = digestOf(request.out);
   call_.output = joined(call_.output, output);
   if (request.collective == Collective::AllReduce || request.collective == Collective::AllGather) {

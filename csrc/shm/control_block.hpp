@@ -113,7 +113,8 @@ struct ControlBlock {
   SignatureLine signatures[2];
   AbortRecord abort;
   CallLines calls;
-  // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
+  // Followed by: PeerLink[size], splits[2][2][size] and operands[2][size + 1] (uint64), the small
+  // ring.
 
   static constexpr std::size_t kSmallRingBytes = 32 * 1024;
   /// The largest segment of the small ring. A group of small messages needs no other ring.
@@ -121,25 +122,32 @@ struct ControlBlock {
 
   static std::size_t linksOffset() { return sizeof(ControlBlock); }
   static std::size_t splitsOffset(int size) { return linksOffset() + sizeof(PeerLink) * size; }
+  static std::size_t operandsOffset(int size) {
+    return splitsOffset(size) + 4 * sizeof(std::uint64_t) * size;
+  }
   static std::size_t ringOffset(int size) {
-    const auto end = splitsOffset(size) + 4 * sizeof(std::uint64_t) * size;
+    const auto end = operandsOffset(size) + 2 * sizeof(std::uint64_t) * (size + 1);
     return (end + 63) / 64 * 64;
   }
   static std::size_t bytes(int size) { return ringOffset(size) + kSmallRingBytes; }
 
-  PeerLink& link(int peer) {
-    return reinterpret_cast<PeerLink*>(reinterpret_cast<std::uint8_t*>(this) + linksOffset())[peer];
-  }
+  PeerLink& link(int peer) { return reinterpret_cast<PeerLink*>(at(linksOffset()))[peer]; }
   /// Bytes that this rank sends to each peer, then bytes that it expects from each, in the group's
   /// collective number `collective`.
   std::uint64_t* splits(std::uint64_t collective) {
-    return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uint8_t*>(this) +
-                                            splitsOffset(static_cast<int>(size))) +
-           (collective % 2) * 2 * size;
+    return words(splitsOffset(static_cast<int>(size))) + (collective % 2) * 2 * size;
   }
-  std::uint8_t* smallRing() {
-    return reinterpret_cast<std::uint8_t*>(this) + ringOffset(static_cast<int>(size));
+  /// The digest of what this rank read of each rank's operand in the collective before number
+  /// `collective`; of its own, less the digest of the whole operand. All ranks' sum is 0. Then
+  /// 1 + that number, if there are digests.
+  std::uint64_t* operands(std::uint64_t collective) {
+    return words(operandsOffset(static_cast<int>(size))) + (collective % 2) * (size + 1);
   }
+  std::uint8_t* smallRing() { return at(ringOffset(static_cast<int>(size))); }
+
+ private:
+  std::uint8_t* at(std::size_t offset) { return reinterpret_cast<std::uint8_t*>(this) + offset; }
+  std::uint64_t* words(std::size_t offset) { return reinterpret_cast<std::uint64_t*>(at(offset)); }
 };
 
 }  // namespace fastcoll

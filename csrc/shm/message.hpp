@@ -43,6 +43,7 @@ class Message {
   }
 
   std::size_t bytes() const { return bytes_; }
+  bool isCast() const { return cast_ != nullptr; }
   /// The pieces, none of them empty. Only for a message without a cast.
   std::vector<Span> spans() const {
     if (bytes_ == 0) return {};

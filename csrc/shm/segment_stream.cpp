@@ -81,6 +81,7 @@ void SegmentStream::end() {
   next_ = reserved_;
   ++collectives_;
   if (signature_.gradientsBefore != 0) countEqualGradients();
+  readers_ = 0;
   // After another rank's fault, the memory just read may have been freed before the read.
   if (memory_.aborted()) memory_.throwAborted(site());
 }
@@ -182,6 +183,7 @@ void SegmentStream::compare(int peer) {
   const std::uint64_t expected = expectedCount_.empty() ? signature_.count : expectedCount_[peer];
   const std::uint64_t hash = expected == signature_.count ? hash_ : hashOf(signature_, expected);
   compared_[peer] = 1;
+  if (readers_ > 0) checkOperands(block(peer));
   if (signature_.gradientsBefore != 0) {
     const Signature& theirs = block(peer).signatures[collectives_ % 2].signature;
     equalGradients_ += theirs.gradientsBefore == signature_.gradientsBefore ? 1 : 0;
@@ -291,6 +293,27 @@ void SegmentStream::failResults() {
   }
   const auto name = [this](int rank) { return memory_.memberName(rank); };
   fail(ErrorKind::Backend, differentResults(completed_, ranks, name));
+}
+
+void SegmentStream::announceOperands(const std::vector<std::uint64_t>& read, std::uint64_t own) {
+  operands_ = read;
+  operands_[rank_] -= own;
+  std::uint64_t* const announced = memory_.own().operands(collectives_);
+  std::ranges::copy(operands_, announced);
+  announced[size()] = collectives_ + 1;
+  readers_ = size() - 1;
+}
+
+/// Peers without digests announce nothing.
+void SegmentStream::checkOperands(ControlBlock& theirs) {
+  const std::uint64_t* const announced = theirs.operands(collectives_);
+  if (announced[size()] != collectives_ + 1) return;
+  for (int place = 0; place < size(); ++place) operands_[place] += announced[place];
+  if (--readers_ > 0) return;
+  const auto changed = std::ranges::find_if(operands_, [](auto sum) { return sum != 0; });
+  if (changed == operands_.end()) return;
+  const auto place = static_cast<int>(changed - operands_.begin());
+  fail(ErrorKind::Backend, changedOperand(completed_, memberName(place)));
 }
 
 void SegmentStream::countEqualGradients() {

@@ -78,6 +78,10 @@ class SegmentStream {
   void begin(const Signature& signature, const std::vector<std::uint64_t>& expectedCount,
              const Offer& offer, const std::uint64_t* splits, std::optional<TimePoint> deadline,
              Milliseconds timeout);
+  /// Announces the digests of the operands that this rank read in the collective before, by place;
+  /// call it before begin(). `own`: the digest that its own operand had. The collective fails if
+  /// the ranks together read other operands than they had.
+  void announceOperands(const std::vector<std::uint64_t>& read, std::uint64_t own);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
   /// in the large ring, whatever the size. Readers may write only there, because only that ring's
   /// memory is kept for late writers.
@@ -199,6 +203,7 @@ class SegmentStream {
   void compare(int peer);
   [[noreturn]] void failResults();
   void countEqualGradients();
+  void checkOperands(ControlBlock& theirs);
   void awaitConsumed(std::uint64_t position);
   void openLargeRing();
   std::uint8_t* memoryOf(const Segment& segment);
@@ -221,7 +226,9 @@ class SegmentStream {
   Signature completed_{};   // of the collective before
   int equalGradients_ = 0;  // peers with the same gradients as this rank, in the collective before
   int equalCalls_ = 0;      // collectives in a row with such peers only
-  std::uint64_t hash_ = 0;  // of it
+  std::vector<std::uint64_t> operands_;  // the sums of the announced digests
+  int readers_ = 0;                      // peers whose digests are not in them
+  std::uint64_t hash_ = 0;               // of the signature
   std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
   std::optional<TimePoint> deadline_;

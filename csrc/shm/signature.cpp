@@ -6,6 +6,13 @@
 #include "base/error.hpp"
 
 namespace fastcoll {
+namespace {
+
+constexpr char kFindWriter[] =
+    ". Look for code that writes to the tensor while the call runs, and for faulty memory. With "
+    "FASTCOLL_TRACE_STACKS=1, `fastcoll trace` shows the line of the call.";
+
+}  // namespace
 
 std::string describe(const Signature& signature) {
   std::string text = concat(collectiveName(signature.collective), "(seq ", signature.seq);
@@ -74,10 +81,12 @@ std::string differentResults(const Signature& signature, const RanksByDigest& ra
   }
   return concat("the result of ", describe(signature),
                 isMajority ? " has other bits on " : " differs between ", apart,
-                isMajority ? " than on " : "", others,
-                ". Look for code that writes to the tensor while the call runs, and for faulty "
-                "memory. With FASTCOLL_TRACE_STACKS=1, `fastcoll trace` shows the line of the "
-                "call.");
+                isMajority ? " than on " : "", others, kFindWriter);
+}
+
+std::string changedOperand(const Signature& signature, const std::string& name) {
+  return concat("the input of ", name, " to ", describe(signature), " changed during the call",
+                kFindWriter);
 }
 
 std::uint64_t hashOf(const Signature& signature, std::uint64_t count) {

@@ -24,6 +24,10 @@ using RanksByDigest = std::map<std::uint64_t, std::vector<int>>;
 std::string differentResults(const Signature& signature, const RanksByDigest& ranks,
                              const std::function<std::string(int)>& name);
 
+/// The cause of an error if the ranks read other bits of a rank's operand, in the collective with
+/// this signature, than it had when the call began.
+std::string changedOperand(const Signature& signature, const std::string& name);
+
 /// A hash of what agree() and sameResults() compare, with `count` in place of the signature's own.
 std::uint64_t hashOf(const Signature& signature, std::uint64_t count);
 

@@ -117,11 +117,52 @@ void wrongBitBetweenHosts(Rank& me) {
   }
 }
 
+// The byte that the kernel below changes, once.
+thread_local std::uint8_t* changes = nullptr;
+
+void changingSum(const ReduceArgs& args) {
+  reduceFunction(DType::Float32, ReduceOp::Sum)(args);
+  if (changes != nullptr) *std::exchange(changes, nullptr) ^= 4;
+}
+
+/// The end of a rank's input changes while the ranks reduce its beginning, so all get the same
+/// result. The next call names the rank.
+void changedInput(Rank& me) {
+  Random shared(3);
+  for (int round = 0; round < often(30); ++round) {
+    GroupOptions options = digesting();
+    options.tuning.segmentBytes = 8192;
+    const Engine engine = me.usedGroup(concat("changed", round), options);
+    const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
+    constexpr Collective kSums[] = {Collective::AllReduce, Collective::ReduceScatter,
+                                    Collective::Reduce};
+    Plan plan = sum(30000 + drawBelow(shared, 1000));
+    plan.collective = kSums[round % 3];
+    plan.root = plan.collective == Collective::Reduce ? culprit : -1;
+    const auto task = job(me, plan);
+    task->request.kernel = changingSum;
+    const std::size_t bytes = task->request.in.back().bytes();
+    const std::size_t at = bytes - 1 - drawBelow(shared, 100);
+    // A rank reads its own message of a reduce_scatter, and fills segments with the others.
+    const Message& message = round % 2 == 0 ? task->request.in.back() : task->request.in.front();
+    if (me.rank == culprit) changes = message.contiguous(at, 1);
+    engine->runInline(task);
+    REQUIRE(changes == nullptr, "nothing was changed");
+    const std::string call =
+        concat(" to ", collectiveName(plan.collective), "(seq ", engine->sequence(), ", ");
+    const std::string text = requireFault({call}, [&] { engine->runInline(job(me, sum(10))); });
+    const bool named = text.find(concat("the input of rank ", culprit, " (")) != text.npos &&
+                       text.find(" changed during the call") != text.npos;
+    REQUIRE(named, "expected rank ", culprit, ": ", text);
+  }
+}
+
 }  // namespace
 
 std::vector<Test> digestTests() {
   return {{"digests of bytes", ofBytes, {1}},
           {"digests: a wrong bit", wrongBit, {2, 3, 4, 8}},
+          {"digests: a changed input", changedInput, {2, 3, 4, 8}},
           {"digests: a wrong bit between hosts", wrongBitBetweenHosts, {3, 4}, false}};
 }
 

@@ -43,6 +43,9 @@ struct Request : Signature {
   /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
   /// nullptr. The shares of all ranks together are the result.
   double* squares = nullptr;
+  /// A sum inside a host: where to add the digests of the operands that this rank reads, by the
+  /// places of their ranks, or nullptr. All ranks together read each operand once.
+  std::uint64_t* operandDigests = nullptr;
   /// Elements that each peer must announce, if they differ from `count`; else empty.
   std::vector<std::uint64_t> expectedCount;
 

@@ -35,6 +35,7 @@ void reducePiece(SegmentStream& stream, const Request& request, std::size_t limi
       others.push_back(stream.directOf(peer, bytes) + begin + at);
       reducer.source(peer, others.back());
     }
+    reducer.digest(begin + at, 0, std::min(limit, length - at));
     reducer.run(own + at, std::min(limit, length - at), others);
   }
 }

@@ -22,7 +22,7 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   // Not read from the ring, because the peers are fetching its lines.
   reducer.ownSource(stream.rank(), in, 0, bytes);
   for (const int peer : stream.others()) reducer.source(peer, stream.await(peer, segment));
-  reducer.measureNothing();
+  reducer.shareWith(bytes, stream.rank());
   const std::uint8_t* result = reducer.runInto(request.out[0], 0, bytes);
   reducer.measureShare(request, result, bytes, stream.rank());
   stream.consume(segment);

@@ -42,7 +42,7 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
       reducer.runInto(out, offset, length);
     };
     // Each piece adds its squares to one sum, in order. So one thread takes them all.
-    exchange.run(take, request.squares == nullptr);
+    exchange.run(take, request.squares == nullptr && request.operandDigests == nullptr);
     return stream.end();
   }
   const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));

@@ -3,12 +3,14 @@
 // the result is in the first-level cache. The sums of the blocks are added in the blocks' order, so
 // no bit depends on the number of threads.
 //
-// A reducer has the addresses of one piece. To reduce pieces on several threads at once, copy it.
+// A reducer has the addresses of one piece. To reduce pieces on several threads at once, copy it,
+// but not if the request needs squares or digests: they are added to one place.
 #pragma once
 
 #include <vector>
 
 #include "cpu/algorithms/algorithm.hpp"
+#include "reduce/digest.hpp"
 
 namespace fastcoll {
 
@@ -25,13 +27,29 @@ class SegmentReducer {
         factor_(request.factor),
         squares_(request.squares),
         squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(result_)),
+        digests_(request.operandDigests),
         sources_(ranks) {}
 
   /// Bytes of the result per byte of a source.
   std::size_t widening() const { return widening_; }
 
-  /// From now on run() sums no squares. Use it for a result that other ranks reduce too.
-  void measureNothing() { squares_ = nullptr; }
+  /// Digests `bytes` of each source, from `at` on; the piece is at `offset` of its message. Call it
+  /// before the piece is reduced, because the result may replace a source.
+  void digest(std::size_t offset, std::size_t at, std::size_t bytes) const {
+    if (digests_ == nullptr) return;
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      const auto* const piece = static_cast<const std::uint8_t*>(sources_[i]) + at;
+      digests_[i] += digestOf(offset + at, piece, bytes);
+    }
+  }
+  /// Digests this rank's share of sources that all ranks read: `bytes` of each. From now on
+  /// runInto() digests nothing and sums no squares.
+  void shareWith(std::size_t bytes, int rank) {
+    const Piece mine = pieceOf(bytes / element_, static_cast<int>(sources_.size()), rank);
+    digest(0, mine.start * element_, mine.count * element_);
+    digests_ = nullptr;
+    squares_ = nullptr;
+  }
   /// Adds the squares of this rank's share of a result that all ranks have, if the request needs
   /// them. The result was reduced from `bytes` of each source.
   void measureShare(const Request& request, const std::uint8_t* result, std::size_t bytes,
@@ -60,6 +78,7 @@ class SegmentReducer {
   /// its place in `out`. Returns the address of the reduced bytes, in `out` or in scratch memory.
   const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes) const {
     if (bytes == 0) return nullptr;
+    digest(offset, 0, bytes);
     const std::size_t at = offset * widening_, length = bytes * widening_;
     std::uint8_t* direct = out.contiguous(at, length);
     std::uint8_t* result = direct != nullptr ? direct : scratch(length + bytes);
@@ -142,6 +161,7 @@ class SegmentReducer {
   double factor_;
   double* squares_;
   SquaresFn squaresOf_;
+  std::uint64_t* digests_;
   Sources sources_;
 };
 

@@ -89,6 +89,7 @@ class Pipeline {
     if (length > 0) {
       std::uint8_t* direct = out_.contiguous(at, length);
       std::uint8_t* result = direct != nullptr ? direct : SegmentReducer::scratch(2 * length);
+      reducer_.digest(at, 0, length);
       reducer_.run(result, length, operands_);
       if (direct == nullptr) out_.write(at, length, result);
     }
