@@ -1,6 +1,7 @@
 """The backend under test, and marks for tests that gloo or an older torch cannot run."""
 
 import os
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -22,6 +23,12 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 def backend_of(group: dist.ProcessGroup | None = None) -> dist.Backend:
     """Return a group's backend for CPU tensors."""
     return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+def wait_all(works: Iterable[dist.Work]) -> None:
+    """Wait for each of these works."""
+    for work in works:
+        assert work.wait()
 
 
 def beyond_gloo(reason: str) -> pytest.MarkDecorator:

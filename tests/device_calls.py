@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from backend import wait_all
 from oracle import reduce_op
 
 
@@ -68,8 +69,7 @@ def assert_bits_of_the_cpu(group, device, async_op, sums_only=False):
             dist.reduce_scatter_tensor(part, source, number, group, async_op),
             dist.reduce_scatter_tensor(expected, own, number, None, async_op),
         ]
-        for work in works if async_op else ():
-            work.wait()
+        wait_all(works if async_op else ())
         part += 0  # on the caller's stream
         assert torch.equal(there.cpu(), here), ("all_reduce", dtype, count, op)
         assert torch.equal(part.cpu(), expected), ("reduce_scatter_tensor", dtype, count, op)

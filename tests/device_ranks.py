@@ -71,7 +71,6 @@ def used_group(seconds: float | None = None, count: int = 4) -> tuple[dist.Proce
 
 def in_order(case: Callable[..., None], *arguments: object) -> None:
     """Calls a test, and checks that every access to the device is ordered."""
-    recording_device.clear()
     with recording_device.no_violations():
         case(*arguments)
 

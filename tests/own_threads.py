@@ -2,7 +2,16 @@
 
 import contextlib
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+
+def in_threads(*functions: Callable[[], object]) -> list[BaseException]:
+    """Run the functions at once, a thread each; return what they raised."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        running = [pool.submit(function) for function in functions]
+    return [error for one in running if (error := one.exception())]
 
 
 def thread_names() -> list[str]:

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import time
 from unittest import mock
 
 import pytest
@@ -10,6 +9,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from suite_rules import until
 from torch._C import _distributed_c10d as c10d
 
 from fastcoll import env
@@ -79,8 +79,7 @@ def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
     seen = [environment()]
     with recording_device.held_rendezvous():
         call = begin("entries")
-        while recording_device.most_at_once() == 0:
-            time.sleep(0.01)
+        until(recording_device.most_at_once)
         seen.append(environment())
         assert [os.environ[name] for name in env.SYMMETRIC_SWITCHES] == ["0", "0"]
     end(call)
@@ -109,8 +108,7 @@ def test_memory_is_given_back_without_the_gil():
 def test_groups_of_a_process_map_one_after_the_other():
     with recording_device.held_rendezvous():
         first = begin("first")
-        while recording_device.most_at_once() == 0:
-            time.sleep(0.01)
+        until(recording_device.most_at_once)
         second = begin("second", seconds=0.1)
         assert second.wait(30)
         with pytest.raises(dist.DistBackendError, match="another group of this process has been"):

@@ -114,7 +114,6 @@ def test_the_norm_is_that_of_the_reduced_gradients(size, algorithm, wire, dtype,
     stepped(
         model, inputs_of(sizes, dtype, 0)
     )  # the ranks agree on kernels, and on the order of gradients
-    recording_device.clear()
     with recording_device.no_violations(), exchanges() as exchanged:
         for step in range(1, 3):
             stepped(model, inputs_of(sizes, dtype, step))

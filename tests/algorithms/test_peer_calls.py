@@ -59,7 +59,6 @@ def test_every_call_at_level_detail(algorithm):
 @on_ranks(2, world="peer_world", fresh=True)
 def test_fsdp_with_peers():
     expected = train_alone(3, 2, model=network(torch.float, 256))
-    recording_device.clear()
     with recording_device.no_violations():
         model = sharded(network(torch.float, 256).to(peer_memory.DEVICE))
         train(model, 3)

@@ -41,7 +41,6 @@ class Capture:
     def __call__(self):
         self._stream = torch.accelerator.current_stream(torch.device(DEVICE))
         self._driver.capture(self._stream.native_handle)
-        recording_device.clear()
         with recording_device.no_violations():
             yield
         self._driver.capture(None)

@@ -36,7 +36,6 @@ EACH = [
 @on_ranks(world="peer_world")
 def test_every_algorithm_gives_the_oracles_bits(size, algorithm, async_op):
     reduces = None
-    recording_device.clear()
     with recording_device.no_violations():
         for seed, (dtype, count, op) in enumerate(EACH):
             inputs = inputs_of(count, dtype, seed)
@@ -90,7 +89,6 @@ def assert_reduced_lists(tensors, lists, *arguments):
 @on_ranks(world="peer_world")
 def test_lists_are_fused(size, algorithm):
     sizes = SHORT if algorithm == "ring" else LIST
-    recording_device.clear()
     with recording_device.no_violations():
         for seed, (dtype, wire, how) in enumerate((
             (torch.float32, None, "list"),

@@ -96,7 +96,6 @@ def test_one_workspace_for_all_streams():
 def test_tables_of_a_layout_outlive_their_readers():
     """More lists than layouts are kept: tables of one that is dropped are freed behind the kernels that read them."""
     launches.layout_of.cache_clear()
-    recording_device.clear()
     with recording_device.no_violations():
         for count in range(1, 9):
             tensors = [torch.ones(count, device=DEVICE) for _ in range(6)]

@@ -39,7 +39,6 @@ def test_reduce_scatter_and_all_gather(size, async_op):
     group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
     reduces = peer_memory.reduces_of(group)
     for in_place in (False, True):
-        recording_device.clear()
         with recording_device.no_violations():
             for seed, (dtype, count, op) in enumerate(SCATTERED):
                 inputs = inputs_of(count * ranks, dtype, seed)

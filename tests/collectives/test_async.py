@@ -1,15 +1,17 @@
-"""Many collectives outstanding at once, on one group, on many, and from many threads."""
+"""Collectives of one tensor outstanding at once, and from many threads; tests/cpp/stress_*.cpp has the other orders."""
 
 import random
 import threading
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, wait_all
 from collective_cases import MOVING, REDUCING, Case, Runner
 from fault_list import plays
 from on_ranks import on_ranks
 from oracle import assert_same
+from own_threads import in_threads
 
 
 def issued(seed, group=None):
@@ -26,35 +28,13 @@ def issued(seed, group=None):
     return Runner(case, group)
 
 
-@on_ranks(1, 2, 3, 5)
-def test_outstanding():
-    """Wait in another order on every rank."""
-    works = [issued(1000 * dist.get_world_size() + number) for number in range(40)]
-    random.Random(dist.get_rank()).shuffle(works)
-    for one in works:
-        one.check()
-
-
 @beyond_gloo("runs two collectives of one group at once")
 @on_ranks(2)
 def test_one_tensor_again_and_again():
     """Each collective reads what the one before it wrote: they must run in order."""
     tensor = torch.ones(30_000)
-    works = [dist.all_reduce(tensor, async_op=True) for _ in range(20)]
-    for work in works:
-        work.wait()
+    wait_all([dist.all_reduce(tensor, async_op=True) for _ in range(20)])
     assert_same(tensor, torch.full((30_000,), float(dist.get_world_size()) ** 20))
-
-
-@on_ranks(3)
-def test_groups_in_opposite_orders():
-    """Even ranks issue on the first group first, odd ranks on the second."""
-    everyone = list(range(dist.get_world_size()))
-    groups = [dist.new_group(everyone) for _ in range(2)]
-    for number in range(10):
-        order = [0, 1] if dist.get_rank() % 2 == 0 else [1, 0]
-        for one in [issued(10 * number + which, groups[which]) for which in order]:
-            one.check()
 
 
 @plays(30)
@@ -62,26 +42,16 @@ def test_groups_in_opposite_orders():
 def test_threads_on_own_groups():
     everyone = list(range(dist.get_world_size()))
     groups = [dist.new_group(everyone) for _ in range(4)]
-    failures = []
 
     def work(which):
-        try:
-            for number in range(10):
-                issued(1000 * which + number, groups[which]).check()
-                tensor = torch.full((7,), float(which))
-                dist.all_reduce(tensor, group=groups[which])
-                assert_same(tensor, torch.full((7,), float(which * len(everyone))))
-        except BaseException as failure:
-            failures.append(failure)
+        for number in range(10):
+            issued(1000 * which + number, groups[which]).check()
+            tensor = torch.full((7,), float(which))
+            dist.all_reduce(tensor, group=groups[which])
+            assert_same(tensor, torch.full((7,), float(which * len(everyone))))
 
-    running = [threading.Thread(target=work, args=(which,)) for which in range(4)]
-    random.Random(dist.get_rank()).shuffle(running)
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if failures:
-        raise failures[0]
+    order = random.Random(dist.get_rank()).sample(range(4), 4)
+    assert in_threads(*(partial(work, which) for which in order)) == []
 
 
 @on_ranks(2)

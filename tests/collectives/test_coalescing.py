@@ -10,8 +10,6 @@ from oracle import assert_reduced, assert_same, sample
 
 SHAPES = [(3, 5), (1,), (4097,), (64,), (0,)]
 
-ignore_deprecation = pytest.mark.filterwarnings("ignore::FutureWarning")
-
 
 def of_all(seed, shape, dtype=torch.float):
     return [sample(r, shape, dtype, seed) for r in range(dist.get_world_size())]
@@ -51,35 +49,26 @@ def test_any_collectives_with_device():
         runner.check()
 
 
-@ignore_deprecation
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch: deprecated
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [torch.float, torch.int32, torch.complex64], ids=str)
 @on_ranks(3)
-def test_all_reduce_coalesced(dtype, async_op):
+def test_coalesced_calls(dtype, async_op):
     inputs = [of_all(seed, shape, dtype) for seed, shape in enumerate(SHAPES)]
+    outputs = [[torch.empty_like(row[0]) for row in inputs] for _ in range(dist.get_world_size())]
     tensors = [row[dist.get_rank()].clone() for row in inputs]
+    future = dist.all_gather_coalesced(outputs, tensors, async_op=async_op)
+    if async_op:
+        future.wait()
+    for source, output in enumerate(outputs):
+        for tensor, row in zip(output, inputs, strict=True):
+            assert_same(tensor, row[source])
     future = dist.all_reduce_coalesced(tensors, async_op=async_op)
     if async_op:
         for tensor, value in zip(tensors, future.wait(), strict=True):
             assert_same(value, torch.view_as_real(tensor) if dtype.is_complex else tensor)
     for tensor, row in zip(tensors, inputs, strict=True):
         assert_reduced(tensor, row, "SUM")
-
-
-@ignore_deprecation
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("dtype", [torch.float, torch.int32, torch.complex64], ids=str)
-@on_ranks(3)
-def test_all_gather_coalesced(dtype, async_op):
-    inputs = [of_all(seed, shape, dtype) for seed, shape in enumerate(SHAPES)]
-    outputs = [[torch.empty_like(row[0]) for row in inputs] for _ in range(dist.get_world_size())]
-    mine = [row[dist.get_rank()] for row in inputs]
-    future = dist.all_gather_coalesced(outputs, mine, async_op=async_op)
-    if async_op:
-        future.wait()
-    for source, output in enumerate(outputs):
-        for tensor, row in zip(output, inputs, strict=True):
-            assert_same(tensor, row[source])
 
 
 @beyond_gloo("has no list of several dtypes")

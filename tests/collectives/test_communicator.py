@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, shared_bytes
+from backend import beyond_gloo, shared_bytes, wait_all
 from on_ranks import on_ranks
 from own_threads import thread_names
 
@@ -133,8 +133,7 @@ def test_calls_mix_with_torchs():
     works = [dist.all_reduce(tensors[0], async_op=True), dist.all_reduce(tensors[1], async_op=True)]
     comm.all_reduce(tensors[2])
     plan()
-    for work in works:
-        work.wait()
+    wait_all(works)
     assert all(torch.all(tensor == 2.0) for tensor in tensors)
 
 

@@ -199,27 +199,21 @@ def go_every_way(hosts: str, seeds: range, least: int, most: int) -> None:
         dist.destroy_process_group(group)
 
 
-SMALL = {2: 70, 3: 64, 4: 60, 5: 15, 6: 15, 7: 25, 8: 25}
-"""Messages of at most 1 MiB, by the number of ranks."""
-
 SHORT = ["00", "01", "000", "012", "0000", "0101", "0000000", "0120011", "00000000", "00001111"]
 FULL = ["001", "0012", "00000", "00112", "000000", "012012", "0001122", "01201201"]
+LONG = ["00", "01", "000", "001", "0000", "0012"]
+UP_TO_A_MIB = {2: 70, 3: 64, 4: 60, 5: 15, 6: 15, 7: 25, 8: 25}
+"""Messages of that size, by the number of ranks."""
 
 
-@pytest.mark.parametrize("hosts", [*SHORT, *(full(hosts) for hosts in FULL)])
-def test_messages(world, hosts):
-    world(len(hosts)).run(go_every_way, hosts, range(SMALL[len(hosts)]), 4, MIB)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("hosts", ["00", "01", "000", "001", "0000", "0012"])
-def test_long_messages(world, hosts):
-    """24 messages, eight of each number of ranks."""
-    world(len(hosts)).run(go_every_way, hosts, range(100, 108), MIB, 12 * MIB)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("hosts", ["00", "01", "000"])
-def test_messages_of_64_mib(world, hosts):
-    """Two messages, one of each number of ranks."""
-    world(len(hosts)).run(go_every_way, hosts, range(200, 201), 64 * MIB, 64 * MIB)
+@pytest.mark.parametrize(
+    ("hosts", "seeds", "least", "most"),
+    [
+        *((hosts, range(UP_TO_A_MIB[len(hosts)]), 4, MIB) for hosts in SHORT),
+        *(full(hosts, range(UP_TO_A_MIB[len(hosts)]), 4, MIB) for hosts in FULL),
+        *(full(hosts, range(100, 108), MIB, 12 * MIB) for hosts in LONG),
+        *(full(hosts, range(200, 201), 64 * MIB, 64 * MIB) for hosts in LONG[:3]),
+    ],
+)
+def test_messages(world, hosts, seeds, least, most):
+    world(len(hosts)).run(go_every_way, hosts, seeds, least, most)

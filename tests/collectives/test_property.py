@@ -1,6 +1,5 @@
 """Any collective, operation, type, shape, layout and world size against the oracle."""
 
-import recording_device
 import torch
 from backend import IS_GLOO, beyond_gloo
 from collective_cases import (
@@ -14,6 +13,7 @@ from collective_cases import (
     operations,
     run,
 )
+from device_ranks import in_order
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from layouts import FLAT, LAYOUTS
@@ -60,12 +60,6 @@ def cases(draw, device="cpu"):
     return size, case
 
 
-def run_in_order(case):
-    recording_device.clear()
-    with recording_device.no_violations():
-        run(case)
-
-
 # No shrinking: a case says all about itself, and every failing run costs new ranks.
 # What is drawn anew each time may find more than a fixed list, beside the tables of test_collectives.
 def examples(fixed):
@@ -89,4 +83,4 @@ def test_any_collective(world, drawn):
 def test_any_collective_on_a_device(nccl_world, drawn):
     """Also that all accesses to memory are ordered."""
     size, case = drawn
-    nccl_world(size).run(run_in_order, case)
+    nccl_world(size).run(in_order, run, case)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import backend_of, beyond_gloo, since
+from backend import backend_of, beyond_gloo, since, wait_all
 from on_ranks import on_ranks
 from words import await_word, say
 from world import here
@@ -41,8 +41,7 @@ def test_of_works():
     ]
     group.set_timeout(timedelta(seconds=50))
     works.append(dist.barrier(group=group, async_op=True))
-    for work in works:
-        work.wait()
+    wait_all(works)
     seconds = [work.timeout.total_seconds() for work in works]
     assert seconds == [40, 11, 40, 40, 50], seconds
 
@@ -64,8 +63,7 @@ def test_extension_ends_with_the_first_work():
         say("all are made")
     else:
         second, third = made(group)[0], made(group)[0]
-    for work in (first, second, third):
-        work.wait()
+    wait_all((first, second, third))
     assert made(group)[1] == GROUP
     dist.barrier(group=group)
 

@@ -1,6 +1,5 @@
 """The handle of an asynchronous collective, and its futures."""
 
-import threading
 import time
 from datetime import timedelta
 
@@ -8,10 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backend import IS_GLOO, TORCH, beyond_gloo
+from backend import IS_GLOO, TORCH, beyond_gloo, wait_all
 from collective_cases import MOVING, REDUCING, Case, Runner
 from on_ranks import on_ranks
 from oracle import assert_same
+from own_threads import in_threads
 from suite_rules import until
 from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -71,8 +71,7 @@ def test_wait_for_messages_unregisters():
         tensors = torch.ones(3), torch.empty(3)
         works = [dist.isend(tensors[0], peer), dist.irecv(tensors[1], peer)]
         assert get_work_registry_size() == before + 2
-        for work in works:
-            work.wait()
+        wait_all(works)
     assert get_work_registry_size() == before
 
 
@@ -86,11 +85,7 @@ def test_wait_in_other_threads():
         work.wait()
         seen.append(tensor.sum().item())
 
-    threads = [threading.Thread(target=wait) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    assert in_threads(*[wait] * 4) == []
     assert seen == [1000.0 * dist.get_world_size()] * 4
 
 
@@ -108,11 +103,10 @@ def test_dropped_inputs():
     if rank == 0:
         assert not any(one.expired() for one in kept)
         say("looked")
-    for work in works:
-        work.wait()
+    wait_all(works)
     for source, output in enumerate(outputs):
         assert_same(output, torch.full((50_000,), source + 1.0))
-    del work, works
+    del works
     until(lambda: all(one.expired() for one in kept))
 
 
@@ -178,8 +172,7 @@ def test_durations():
         ]
 
     early = works()
-    for work in early:
-        work.wait()
+    wait_all(early)
     group._enable_collectives_timing()
     for work in early:
         with pytest.raises(ValueError, match="was not timed"):
@@ -191,8 +184,7 @@ def test_durations():
         with pytest.raises(ValueError, match="is still running"):
             timed[0]._get_duration()
         say("asked too early")
-    for work in timed:
-        work.wait()
+    wait_all(timed)
     assert all(0 <= work._get_duration() < 1000 * PATIENCE for work in timed)
 
 

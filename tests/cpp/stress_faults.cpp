@@ -7,32 +7,39 @@
 namespace stress {
 namespace {
 
-/// Rank 0 does not arrive; rank 1 aborts while all others wait, in a different way each round.
-void abortDuringWait(Rank& me) {
-  for (int round = 0; round < 6 * effort; ++round) {
-    const Engine engine = me.usedGroup(concat("abort", round));
-    const std::vector<std::string> cause = {"told to stop"};
-    if (me.rank == 0) {
-      me.read(concat("aborted", round));
-    } else {
-      std::jthread killer;
-      if (me.rank == 1) {
-        killer = std::jthread([&] {
-          std::this_thread::sleep_for(Milliseconds(20));
-          engine->abort(ErrorKind::Backend, "told to stop");
-          me.note(concat("aborted", round), "yes");
+/// One rank does not arrive, and the others wait, in a different way each round. It aborts or, on
+/// one host, one of those that wait does.
+Body abortDuringWait(bool hosts) {
+  return [hosts](Rank& me) {
+    for (int round = 0; round < (hosts ? 20 : 12) * effort; ++round) {
+      const Engine engine = me.usedGroup(
+          concat("abort", round), hosts ? onHosts(kPlacements[round % 5], me) : GroupOptions());
+      const std::vector<std::string> cause = {"told to stop"};
+      const bool outside = hosts || round / 2 % 2 == 1;
+      const int absent = outside ? me.size - 1 : 0;
+      const auto abort = [&] {
+        std::this_thread::sleep_for(Milliseconds(5 + 5 * (round % 6)));
+        engine->abort(ErrorKind::Backend, "told to stop");
+        me.note(concat("aborted", round), "yes");
+      };
+      if (me.rank == absent) {
+        if (outside) abort();
+        me.read(concat("aborted", round));
+      } else {
+        std::jthread killer;
+        if (!outside && me.rank == 1) killer = std::jthread(abort);
+        const auto task = job(me, sum(round % 2 == 0 ? 10 : 60000));
+        requireFault(cause, [&] {
+          if (round % 3 == 0) return engine->runInline(task);
+          engine->submit(task);
+          finish(*engine, *task);
         });
       }
-      const auto task = job(me, sum(round % 2 == 0 ? 10 : 20000));
-      requireFault(cause, [&] {
-        if (round % 3 == 0) return engine->runInline(task);
-        engine->submit(task);
-        finish(*engine, *task);
-      });
+      requireFault(cause, [&] { engine->runInline(job(me, sum(10))); });
+      REQUIRE(engine->faulted());
+      me.sync();
     }
-    requireFault(cause, [&] { engine->runInline(job(me, sum(10))); });
-    REQUIRE(engine->faulted());
-  }
+  };
 }
 
 /// An abort before or during the rendezvous.
@@ -175,7 +182,8 @@ void leavesAfterMismatch(Rank& me) {
 }  // namespace
 
 std::vector<Test> faultTests() {
-  return {{"abort during a wait", abortDuringWait, {2, 4}},
+  return {{"abort during a wait", abortDuringWait(false), {2, 4}},
+          {"hosts: abort during a wait", abortDuringWait(true), {2, 4, 5}, false},
           {"abort during the rendezvous", abortDuringRendezvous, {2, 3}},
           {"leaves after a mismatch", leavesAfterMismatch, {2, 3}},
           {"throws inside", throwsInside, {2, 3}},

@@ -46,17 +46,20 @@ void crossedOrder(Rank& me) {
 }
 
 /// A group ends right after its last collective, of any kind: no rank may lose data.
-void leaveAtOnce(Rank& me) {
-  Random shared(80);
-  Random own(81u + static_cast<unsigned>(me.rank));
-  for (int round = 0; round < often(90); ++round) {
-    const Engine engine = me.group(concat("last", round));
-    const auto collective = static_cast<Collective>(round % 9);
-    const std::size_t count = round % 2 == 0 ? 50 : 9000;
-    for (int i = 0; i < 2; ++i) runChecked(me, *engine, draw(shared, collective, count, me.size));
-    if (chance(own, 3)) loiter(own, 300);
-    engine->shutdown();
-  }
+Body leaveAtOnce(bool hosts) {
+  return [hosts](Rank& me) {
+    Random shared(80);
+    Random own(81u + static_cast<unsigned>(me.rank));
+    for (int round = 0; round < often(90); ++round) {
+      const Engine engine = me.group(concat("last", round),
+                                     hosts ? onHosts(kPlacements[round % 5], me) : GroupOptions());
+      const auto collective = static_cast<Collective>(round % 9);
+      const std::size_t count = round % 2 == 0 ? 50 : 9000;
+      for (int i = 0; i < 2; ++i) runChecked(me, *engine, draw(shared, collective, count, me.size));
+      if (chance(own, 3)) loiter(own, 300);
+      engine->shutdown();
+    }
+  };
 }
 
 /// Groups give back what they used: shared memory, descriptors, threads.
@@ -189,7 +192,8 @@ std::vector<Test> groupTests() {
   return {{"cores of a rank", coresOfARank, {1}},
           {"a thread a group", threadsAndGroups, {2, 3}},
           {"groups in crossed order", crossedOrder, {2, 3}},
-          {"leave at once", leaveAtOnce, {2, 3, 5}},
+          {"leave at once", leaveAtOnce(false), {2, 3, 5}},
+          {"hosts: leave at once", leaveAtOnce(true), {2, 5}, false},
           {"come and go", comeAndGo, {2, 4}},
           {"start again", startAgain, {2, 3}},
           {"stale names", staleNames, {2, 3}},

@@ -186,29 +186,6 @@ void remoteEdges(Rank& me, const GroupOptions& options) {
   }
 }
 
-/// A rank leaves, or aborts, while another rank waits for its message.
-void leaveWithPending(Rank& me, const GroupOptions& options) {
-  for (const std::size_t bytes : {std::size_t{100}, std::size_t{3000000}}) {
-    const Engine engine = me.group(concat("pending", bytes), options);
-    auto& p2p = pointToPoint(*engine);
-    const auto first = std::make_shared<Transfer>(Letter{0, 1, 0, bytes, 9}, me.rank == 0);
-    p2p.submit(first);
-    REQUIRE(p2p.wait(first, Clock::now() + Milliseconds(20000)));
-    first->check();
-    const auto never = std::make_shared<Transfer>(Letter{1, 0, 1, bytes, 9}, false);
-    if (me.rank == 0) {
-      p2p.submit(never);
-      requireFault({"told to stop", "left the group"}, [&] {
-        p2p.wait(never, TimePoint::max());
-        never->check();
-      });
-    } else if (bytes == 100) {
-      engine->abort(ErrorKind::Backend, "told to stop");
-    }
-    engine->shutdown();
-  }
-}
-
 }  // namespace
 
 std::vector<Test> pointToPointTests() {
@@ -226,8 +203,7 @@ std::vector<Test> pointToPointTests() {
       {"hosts: flood", apart(flood, "alone"), {2}, false},
       {"hosts: unattended messages", apart(unattended, "alone"), {2}, false},
       {"hosts: beside collectives", apart(besideCollectives, "halves"), {2, 4}, false},
-      {"hosts: many waiters", apart(manyWaiters, "one aside"), {2, 3}, false},
-      {"hosts: a peer leaves", apart(leaveWithPending, "alone"), {2}, false}};
+      {"hosts: many waiters", apart(manyWaiters, "one aside"), {2, 3}, false}};
   for (Test& test : pointToPointFaultTests()) tests.push_back(std::move(test));
   return tests;
 }

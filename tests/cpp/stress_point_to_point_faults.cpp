@@ -34,10 +34,10 @@ void senderLeaves(Rank& me, const GroupOptions& options) {
   Random own(42u + static_cast<unsigned>(me.rank));
   for (int round = 0; round < often(60); ++round) {
     const Engine engine = me.group(concat("leaves", round), options);
-    const std::size_t sizes[] = {100, 2049, 65536, 200000, 262144};
+    const std::size_t sizes[] = {100, 2049, 65536, 200000, 262144, 1200000};
     std::vector<Letter> letters;
     for (std::size_t i = 0, n = 1 + drawBelow(shared, 3); i < n; ++i) {
-      letters.push_back({0, 1, 0, sizes[drawBelow(shared, 5)], shared()});
+      letters.push_back({0, 1, 0, sizes[drawBelow(shared, 6)], shared()});
     }
     auto& p2p = pointToPoint(*engine);
     // Both must have met, otherwise the receiver may never find the sender.

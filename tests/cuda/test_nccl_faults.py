@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from nccl_ranks import Tensors, communicator, create, on_stand_in, stand_in
+from own_threads import in_threads
 from suite_rules import bound
 from world import here
 
@@ -177,11 +178,7 @@ def test_ends():
         made = create(name=first)
         assert made.closed is None
         assert getattr(made, first)()
-        threads = [threading.Thread(target=end) for end in (made.abort, made.destroy) * 4]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert in_threads(*(made.abort, made.destroy) * 4) == []
         names = stand_in.names()
         assert names.count("abort") + names.count("destroy") == 1 and first in names
         text = "was destroyed" if first == "destroy" else "was aborted"

@@ -5,12 +5,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fault_list import plays
 from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in, store
+from own_threads import in_threads
 from suite_rules import bound, until
 from world import here
 
@@ -214,10 +217,8 @@ def test_waiting_is_cancelled():
 def test_of_a_store_nothing_is_left_when_all_went_well():
     meeting = Meeting(2)
     ranks = [meeting.rank(0), meeting.rank(1)]
-    thread = threading.Thread(target=ranks[1].exchange, args=(None,))
-    thread.start()
-    ranks[0].exchange(lambda: UNIQUE)
-    thread.join()
+    made = partial(ranks[0].exchange, lambda: UNIQUE), partial(ranks[1].exchange, None)
+    assert in_threads(*made) == []
     for one in ranks:
         one.enter()
     assert meeting.store.num_keys() > 0 and ranks[0].not_entered() == []
@@ -241,6 +242,7 @@ def test_a_rank_that_never_comes_is_named_in_the_set_time():
     assert create(name="again").destroy()
 
 
+@plays(67)
 @on_stand_in(2)
 def test_an_init_that_hangs_is_given_up_by_all():
     """NCCL's init of rank 1 does not end. Both give up, rank 0 long before its own timeout, and leave it behind."""
@@ -265,6 +267,7 @@ def test_an_init_in_progress_is_not_waited_for_without_end():
     assert "timed out after 500 ms: NCCL is still running" in str(caught.value)
 
 
+@plays(67)
 @pytest.mark.parametrize(("size", "status"), [(2, 2), (1, 1), (1, 8)])
 @on_stand_in()
 def test_an_init_that_fails_is_told_to_all(size, status):

@@ -1,9 +1,6 @@
 """Which NCCL is used, what is said when there is none or two, and what is reached in it by name."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -11,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from nccl_ranks import communicator, on_stand_in
-from suite_rules import bound
+from programs import python
 
 from fastcoll._requirements import nccl_owners, nccl_packages
 from fastcoll.cuda import nccl_library
@@ -109,13 +106,7 @@ library = nccl_library.load()
 assert not any("Two copies" in note for note in info.collect()["notes"])
 print(library.path)
 """
-    process = subprocess.run(
-        [sys.executable, "-c", text, str(copy)],
-        env={**os.environ, "LD_PRELOAD": stand_in},
-        capture_output=True,
-        text=True,
-        timeout=bound(60),
-    )
+    process = python("-c", text, copy, variables={"LD_PRELOAD": stand_in})
     assert process.stdout == f"{stand_in}\n", process.stderr
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from nccl_ranks import Tensors, engine_of, on_stand_in, stand_in
 from suite_rules import until
 from world import here
@@ -130,34 +129,6 @@ def test_ranks_that_differ_use_init():
         engine.close()
 
 
-@pytest.mark.parametrize("first_to_go", [0, 1])
-@on_stand_in(2)
-def test_either_may_be_destroyed_first(first_to_go):
-    engines = [sharing("a"), sharing("b")]
-    engines[first_to_go].close()
-    left = engines[1 - first_to_go]
-    assert summed(left) == here().size
-    assert not left.communicators.aborted
-    left.close()
-    assert stand_in.names().count("destroy") == 2
-
-
-@pytest.mark.parametrize("aborted", [0, 1])
-@on_stand_in(2)
-def test_an_abort_of_either_fails_both(aborted):
-    """NCCL's kernels of the other group end too, so its results would be wrong."""
-    engines = [sharing("a"), sharing("b")]
-    engines[aborted].communicators.abort_all("a test")
-    other = engines[1 - aborted]
-    assert other.communicators.aborted
-    with pytest.raises(dist.DistBackendError, match="was aborted"):
-        summed(other)
-    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
-        other.prepare(1, -1, False)
-    for engine in engines:
-        engine.close()
-
-
 @on_stand_in(2)
 def test_two_threads_call_them_in_turn():
     engines = [sharing("a"), sharing("b")]
@@ -177,19 +148,6 @@ def test_two_threads_call_them_in_turn():
     thread.join()
     for engine in engines:
         engine.close()
-
-
-@on_stand_in(2)
-def test_a_split_that_fails_ends_the_family():
-    """A part has the abort flag of the communicator that is split."""
-    first = sharing("first")
-    stand_in.inject("fail", "splitInit", 3)
-    with pytest.raises(dist.DistBackendError, match="injected into splitInit"):
-        sharing("second")
-    assert first.communicators.aborted
-    with pytest.raises(dist.DistBackendError, match="aborted"):
-        first.prepare(1, -1, False)
-    first.close()
 
 
 @on_stand_in(2)

@@ -169,30 +169,3 @@ def test_abort_of_the_group():
         own.abort()
         text, took = fault_of(work.wait)
     assert "aborted the group" in text and took < bound(1)
-
-
-@plays(67)
-def test_init_that_fails():
-    """The library refuses to begin on rank 1: the first call of both ranks says so, and of whom."""
-    own = group(30)
-    x = torch.ones(3, device=DEVICE)
-    if dist.get_rank() == 1:
-        inject("fail initRank 2 0 1")
-    text, took = fault_of(lambda: dist.all_reduce(x, group=own))
-    assert "injected into initRank" in text and "(status 2)" in text
-    assert dist.get_rank() == 1 or "another rank failed: rank 1: " in text
-    assert took < bound(3)
-
-
-@pytest.mark.full
-@plays(67)
-def test_init_that_hangs():
-    """The library's begin does not end on rank 1: both give up in time, and leave it behind."""
-    own = group(2)
-    x = torch.ones(3, device=DEVICE)
-    if dist.get_rank() == 1:
-        inject("hang initRank 0 0 1")
-    text, took = fault_of(lambda: dist.all_reduce(x, group=own))
-    assert "NCCL's init, which has not ended" in text and "timed out after 2000 ms" in text
-    # Two seconds of the group, and one in which the watchdog asks how far the others came.
-    assert 1.9 < took < bound(4), took

@@ -1,16 +1,16 @@
 """Calls under several streams, works that are waited for elsewhere or never, and barriers beside them."""
 
-import threading
 import time
+from functools import partial
 
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, reduce_scatter_single
+from backend import all_gather_single, reduce_scatter_single, wait_all
 from device_ranks import called, in_order
 from on_ranks import on_ranks
-from own_threads import thread_names
+from own_threads import in_threads, thread_names
 from suite_rules import until
 from torch.distributed.distributed_c10d import _coalescing_manager
 
@@ -265,33 +265,18 @@ def test_blocking_waits():
 def test_threads_with_groups_of_their_own():
     """Each thread's first call makes a communicator; no thread waits for what another one makes."""
     groups = [dist.new_group() for _ in range(3)]
-    failures = []
 
-    def work(own, order):
-        try:
-            stream = torch.Stream(device=DEVICE)
-            with stream:
-                for step in range(20):
-                    x = torch.full((50,), float(step), device=DEVICE)
-                    dist.all_reduce(x, group=own, async_op=bool(step % 2 == order))
-                    torch.recording.synchronize()
-        except BaseException as error:
-            failures.append(error)
+    def work(index):
+        time.sleep(0.02 * index)
+        own = groups[(index + dist.get_rank()) % 3]  # in another order on each rank
+        with torch.Stream(device=DEVICE):
+            for step in range(20):
+                x = torch.full((50,), float(step), device=DEVICE)
+                dist.all_reduce(x, group=own, async_op=bool(step % 2 == index % 2))
+                torch.recording.synchronize()
 
-    # In another order on each rank.
-    me = dist.get_rank()
-    threads = [
-        threading.Thread(target=work, args=(groups[(index + me) % 3], index % 2))
-        for index in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.02)
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    assert in_threads(*(partial(work, index) for index in range(3))) == []
     recording_device.join_threads()
-    assert not failures, failures
 
 
 def test_many_groups():
@@ -332,8 +317,7 @@ def test_the_host_waits_for_nothing():
                 dist.all_to_all(lists, list(whole.chunk(size)), async_op=async_op),
                 dist.all_to_all_single(whole[: x.numel()], x, async_op=async_op),
             ]
-            for work in filter(None, works):
-                work.wait()
+            wait_all(filter(None, works))
         assert not stream.query()
     assert len(recording_device.log("synchronize")) == before
     torch.recording.synchronize()

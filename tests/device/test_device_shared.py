@@ -2,12 +2,14 @@
 
 import threading
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from device_ranks import called, fault_of, inject, stand_in
 from on_ranks import on_ranks
+from own_threads import in_threads
 from suite_rules import bound
 
 import fastcoll
@@ -44,8 +46,9 @@ def test_they_have_one_communicator_and_its_parts():
     for name in names:
         assert told[name]["communicators"] == [{"name": "of recording:0", "bytes": 515 << 20}]
         assert told[name]["shares_with"] == sorted(set(names) - {name})
-    dist.destroy_process_group(groups[0])
-    reduce(groups[3])
+    for ends, stays in ((0, 3), (3, 1)):  # that of ncclCommInitRank, and one that was split off
+        dist.destroy_process_group(groups[ends])
+        reduce(groups[stays])
 
 
 def test_threads_that_keep_one_order_may_call_two():
@@ -58,11 +61,7 @@ def test_threads_that_keep_one_order_may_call_two():
             reduce(groups[which])
             turns[turn + 1].set()
 
-    threads = [threading.Thread(target=call, args=(which,)) for which in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    assert in_threads(partial(call, 0), partial(call, 1)) == []
     assert turns[40].is_set()
 
 

@@ -191,26 +191,19 @@ static void* run(void* argument) {
   return NULL;
 }
 
-/// NCCL corrupts or hangs where two threads call communicators that share resources.
-static Status enter(Operation* operations, size_t count) {
+/// Counts a caller in each family, or with -1 takes it back. NCCL corrupts or hangs where two
+/// threads call communicators that share resources.
+static Status count_caller(Operation* operations, size_t count, int change) {
   Status status = OK;
   for (size_t i = 0; i < count; ++i) {
     Comm* comm = operations[i].comm;
     bool known = false;
     for (size_t j = 0; j < i; ++j) known = known || operations[j].comm->family == comm->family;
-    if (known || !comm->shares || atomic_fetch_add(&comm->family->busy, 1) == 0) continue;
+    if (known || !comm->shares) continue;
+    if (atomic_fetch_add(&comm->family->busy, change) == 0 || change < 0) continue;
     status = error(INVALID_USAGE, "two threads call communicators that share resources");
   }
   return status;
-}
-
-static void leave_family(Operation* operations, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    Comm* comm = operations[i].comm;
-    bool known = false;
-    for (size_t j = 0; j < i; ++j) known = known || operations[j].comm->family == comm->family;
-    if (!known && comm->shares) atomic_fetch_sub(&comm->family->busy, 1);
-  }
 }
 
 static Status execute_alone(Operation* operations, size_t count) {
@@ -238,8 +231,8 @@ static Status execute_alone(Operation* operations, size_t count) {
 }
 
 Status execute(Operation* operations, size_t count) {
-  Status status = enter(operations, count);
+  Status status = count_caller(operations, count, 1);
   if (status == OK) status = execute_alone(operations, count);
-  leave_family(operations, count);
+  count_caller(operations, count, -1);
   return status;
 }

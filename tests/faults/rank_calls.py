@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from backend import reduce_scatter_single
+from backend import reduce_scatter_single, wait_all
 from fault_rank import Fault, Rank, catch
 
 import fastcoll
@@ -41,8 +41,7 @@ def all_reduce_with_plan(rank: Rank, count: int = 7) -> None:
 
 def all_reduce_async(rank: Rank, count: int) -> None:
     tensors = [torch.full((count,), 2.0) for _ in range(4)]
-    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-        work.wait()
+    wait_all([dist.all_reduce(tensor, async_op=True) for tensor in tensors])
     assert all(torch.all(tensor == 2.0 * rank.size) for tensor in tensors), WRONG
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, shared_bytes
+from backend import BACKEND, shared_bytes, wait_all
 from fault_rank import Rank, catch
 from in_call import soon
 from suite_rules import bound
@@ -44,9 +44,7 @@ def kept(before: int) -> int:
 
 def swap(group: dist.ProcessGroup) -> None:
     other = 1 - dist.get_rank()
-    works = [dist.isend(SMALL, other, group), dist.irecv(torch.empty_like(SMALL), other, group)]
-    for work in works:
-        work.wait()
+    wait_all([dist.isend(SMALL, other, group), dist.irecv(torch.empty_like(SMALL), other, group)])
 
 
 # Each call, and the bytes that its peers may write into.

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import time
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from machine import memory_limit, refuse_calls, remount_shared_memory
 from on_ranks import on_ranks
 from over_hosts import over_hosts
 from rank_calls import WRONG, transport, works
-from suite_rules import bound, full
+from suite_rules import bound, full, until
 
 # --- /dev/shm ------------------------------------------------------------------------------------
 
@@ -105,26 +106,43 @@ def test_ranks_of_which_one_can_have_no_memory_use_gloo(jobs):
     assert job.logs().count("hosts, with gloo between them") == 1
 
 
-def refused_later(rank: Rank):
+def reduces(count: int):
+    dist.all_reduce(torch.ones(count))
+
+
+def reduces_in_a_thread(count: int):
+    work = dist.all_reduce(torch.ones(count), async_op=True)
+    until(work.is_completed)  # the thread is the library's: no rank waits, which would run it
+    work.wait()
+
+
+def refused_later(rank: Rank, call):
     rank.used()
     if rank.rank == 1:
         refuse_calls("fallocate")
     rank.pause()
-    rank.tell(catch(dist.all_reduce, torch.ones(1 << 20)))
+    rank.tell(catch(call, 1 << 20))
     rank.hear()  # until all have their error: a rank that leaves is a fault of its own for the others
-    dist.destroy_process_group()
+    assert catch(dist.all_reduce, torch.ones(2)), "a later call was reported as done"
+    rank.finish()
 
 
-@plays(33)
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(reduces, marks=plays(33)), pytest.param(reduces_in_a_thread, marks=plays(12))],
+)
 @over_hosts
 @beyond_gloo("reserves no memory")
-def test_memory_that_is_refused_later_is_an_error_on_all_ranks(jobs):
-    job = jobs(3, refused_later)
-    job.go()
+def test_memory_that_is_refused_later_is_an_error_on_all_ranks(jobs, call):
+    job = jobs(3, refused_later, call)
+    job.hear_all()
+    start = time.monotonic()
+    job.tell_all()
     faults = job.hear_all()
     job.tell_all()
     for fault in faults.values():
-        assert_raised(fault, "rank 1", "cannot reserve", "free memory", within=1.0)
+        said = "rank 1", "cannot reserve", "No space left", "free memory"
+        assert_raised(fault, *said, since=start, within=1.0)
 
 
 def beyond_the_limit(rank: Rank, cgroup: str):

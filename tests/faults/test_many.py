@@ -2,7 +2,6 @@
 
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,15 +12,8 @@ from fault_rank import Rank, footprint
 from in_time import in_time
 from on_ranks import on_ranks
 from own_memory import allocated_bytes
+from own_threads import in_threads
 from rank_calls import WRONG
-
-
-def in_threads(*functions) -> list[BaseException]:
-    """Run the functions at once; return what they raised."""
-    with ThreadPoolExecutor(len(functions)) as pool:
-        running = [pool.submit(function) for function in functions]
-    return [error for one in running if (error := one.exception())]
-
 
 # --- threads -------------------------------------------------------------------------------------
 
@@ -55,23 +47,6 @@ def test_two_threads_on_one_group(jobs):
         for kind, text in raised:
             assert kind == "DistBackendError", text
             assert "mismatch between collectives" in text or "left the group" in text, text
-
-
-@on_ranks(2, world="jobs")
-def test_messages_from_threads(rank):
-    """Threads of one group are fine for point-to-point, whose tags tell them apart."""
-    rank.used()
-    other = 1 - rank.rank
-
-    def exchange(tag):
-        for i in range(40):
-            out, into = torch.full((200,), float(tag * 1000 + i)), torch.empty(200)
-            work = dist.isend(out, other, tag=tag)
-            dist.recv(into, other, tag=tag)
-            work.wait()
-            assert torch.equal(out, into)
-
-    assert in_threads(*[lambda t=t: exchange(t) for t in range(4)]) == []
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -144,19 +119,6 @@ def test_many_works(rank):
     assert torch.equal(torch.stack(tensors), expected), WRONG
     del work, works
     dist.barrier()
-    rank.finish()
-
-
-@on_ranks(2, world="jobs")
-def test_dropped_works(rank):
-    """Works that nobody waits for are done all the same, and free what they held."""
-    rank.used()
-    tensors = [torch.ones(1000) for _ in range(200)]
-    for tensor in tensors:
-        dist.all_reduce(tensor, async_op=True)
-    dist.barrier()
-    assert all(tensor[0] == 2.0 for tensor in tensors), WRONG
-    dist.all_reduce(torch.ones(2))
     rank.finish()
 
 

@@ -4,7 +4,6 @@ import ctypes
 import re
 import signal
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -17,7 +16,7 @@ from in_time import assert_raised
 from odd_stores import Between, Slow
 from on_ranks import on_ranks
 from rank_calls import swap
-from suite_rules import bound
+from suite_rules import bound, until
 
 import fastcoll
 
@@ -86,8 +85,7 @@ def one_is_stopped(rank: Rank):
     x = torch.ones(2)
     if rank.rank == 1:
         work = dist.irecv(x, 2)
-        while fastcoll.info.groups()[0]["shared_bytes"] == 0:
-            time.sleep(0.001)
+        until(lambda: fastcoll.info.groups()[0]["shared_bytes"])
         rank.tell("listens")
         work.wait()
         dist.send(x, 0)
@@ -167,8 +165,7 @@ def awaits_a_rank_that_fails(rank: Rank):
         rank.tell(catch(dist.recv, torch.ones(2), 2))
         return rank.hear()  # still in the group
     work = dist.irecv(torch.ones(2), 0)
-    while footprint().shared_memory < rank.before.shared_memory + 2:  # its own, and rank 0's
-        time.sleep(0.001)
+    until(lambda: footprint().shared_memory >= rank.before.shared_memory + 2)  # and rank 0's
     rank.tell("found")
     return catch(work.wait)
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, wait_all
 from fault_rank import Rank, catch
 from in_call import soon, tell_in_call
 from in_time import assert_raised
@@ -31,8 +31,7 @@ def two_talk(rank: Rank):
             tensor = torch.full((count,), float(rank.rank))
             into = torch.empty_like(tensor)
             pair = [dist.P2POp(dist.isend, tensor, other), dist.P2POp(dist.irecv, into, other)]
-            for work in dist.batch_isend_irecv(pair):
-                work.wait()
+            wait_all(dist.batch_isend_irecv(pair))
             assert torch.all(into == other)
         del pair  # it keeps the group
         rank.tell("talked")
@@ -110,9 +109,8 @@ def test_long_messages_that_nobody_waits_for_end(rank):
     into = torch.empty(LARGE)
     works = [dist.isend(torch.full((LARGE,), float(rank.rank)), other), dist.irecv(into, other)]
     until(lambda works=works: all(work.is_completed() for work in works))
-    for work in works:
-        work.wait()
-    del work, works  # they keep the group
+    wait_all(works)
+    del works  # they keep the group
     dist.destroy_process_group()
     assert torch.all(into == other)
 

@@ -14,13 +14,12 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, wait_all
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
 from in_time import assert_raised
 from machine import refuse_calls
-from on_ranks import on_ranks
 from rank_calls import transport, works
 
 pytestmark = beyond_gloo("reserves no shared memory")
@@ -108,15 +107,6 @@ def test_first_call_is_point_to_point(jobs, limit, sender, late):
     job.hear_all()
 
 
-@on_ranks(2, world="jobs")
-def test_without_memfd_create_the_network_serves(rank):
-    no_memfd()
-    rank.used()
-    works(rank)
-    assert transport() == "gloo"
-    rank.finish()
-
-
 def later_calls(rank: Rank):
     """The first message goes; then rank 0 can have no ring for long ones."""
     rank.init()
@@ -136,8 +126,7 @@ def later_calls(rank: Rank):
                 for sign in (1, -1):
                     dist.recv(received, source)
                     assert torch.equal(received, sent * sign), (count, source, sign)
-            for work in works:
-                work.wait()
+            wait_all(works)
     rank.finish()
 
 

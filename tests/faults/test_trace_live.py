@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_time import assert_raised
+from programs import python
 from suite_rules import full, until
 
 from fastcoll.trace.__main__ import main
@@ -164,17 +165,6 @@ def hangs(rank: Rank, missing: int):
     rank.hear()
 
 
-def ask(command: str, *arguments: object) -> tuple[int, str, str]:
-    """Run a command of fastcoll in this process, which has not started the ranks."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "fastcoll", command, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return ended.returncode, ended.stdout, ended.stderr
-
-
 def in_call(job, ranks: list[int]) -> None:
     """Wait until these ranks are in their last call."""
     until(lambda: all(read(job.pids[rank]).records[-1].seq == 6 for rank in ranks))
@@ -199,7 +189,7 @@ def test_a_hang_without_foresight(jobs, tmp_path, capsys):
     assert first.split()[:2] == ["1", str(job.pids[1])] and "outside" in first
     assert all("waits" in line and "for 1 in all_reduce float32[8] #6" in line for line in others)
     job.signal(1, signal.SIGSTOP)
-    until(lambda: "stopped" in ask("top", *pids, "--once")[1])
+    until(lambda: "stopped" in python("-m", "fastcoll", "top", *pids, "--once").stdout)
     job.signal(1, signal.SIGCONT)
     job.tell(1)
     assert set(job.hear_all().values()) == {None}
@@ -243,18 +233,8 @@ def test_a_rank_dies_while_it_is_read(jobs):
     job = jobs(3, hangs, 1)
     job.hear_all()
     in_call(job, [0, 2])
-    reader = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "fastcoll.trace.top",
-            *map(str, job.pids.values()),
-            "--interval",
-            "0.05",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "fastcoll.trace.top", *map(str, job.pids.values())]
+    reader = subprocess.Popen([*command, "--interval", "0.05"], stdout=subprocess.PIPE, text=True)
     assert reader.stdout is not None
     until(lambda: "for 1 in" in reader.stdout.readline())
     killed = job.kill(1)
@@ -287,8 +267,9 @@ def test_what_cannot_be_read_is_said(script, said):
     assert process.stdout is not None and process.stdout.readline()
     try:
         for command, option in (("trace", "--pid"), ("top", "--once")):
-            status, out, err = ask(command, option, process.pid)
-            assert (status, out) == (2, "") and said in err and len(err.splitlines()) == 1, err
+            ended = python("-m", "fastcoll", command, option, process.pid)
+            assert (ended.returncode, ended.stdout) == (2, "")
+            assert said in ended.stderr and len(ended.stderr.splitlines()) == 1, ended.stderr
     finally:
         process.communicate(b"\n")
 
@@ -296,18 +277,13 @@ def test_what_cannot_be_read_is_said(script, said):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused():
     script = "import os, sys; from fastcoll.trace.top import main; os.setuid(65534); sys.exit(main(sys.argv[1:]))"
-    ended = subprocess.run(
-        [sys.executable, "-c", script, str(os.getpid()), "--once"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python("-c", script, os.getpid(), "--once")
     assert ended.returncode == 2
     assert "belongs to another user" in ended.stderr
 
 
 def test_no_such_process():
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    status, _, err = ask("top", ended.pid)
-    assert status == 2 and f"there is no process {ended.pid} on this host" in err
+    pid = int(python("-c", "import os; print(os.getpid())").stdout)
+    asked = python("-m", "fastcoll", "top", pid)
+    assert asked.returncode == 2
+    assert f"there is no process {pid} on this host" in asked.stderr

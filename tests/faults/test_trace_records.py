@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from backend import wait_all
 from fault_rank import PATIENT, Rank, catch
 from on_ranks import on_ranks
 from suite_rules import until
@@ -29,8 +30,7 @@ def calls_every_kind(rank: Rank, prefix: str):
     right, left = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
     works = [dist.isend(torch.ones(3), right, tag=1), dist.isend(torch.ones(4), right, tag=2)]
     works += [dist.irecv(torch.ones(4), left, tag=2), dist.irecv(torch.ones(3), left, tag=1)]
-    for work in works:
-        work.wait()
+    wait_all(works)
     if rank.rank == 1:
         sources = {dist.recv(torch.ones(2)) for _ in range(rank.size - 1)}
         assert sources == {0, 2}
@@ -176,8 +176,7 @@ def has_work_under_way(rank: Rank):
         works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
         until(lambda: states() == ["started", "scheduled"])
         rank.tell("under way")
-        for work in works:
-            work.wait()
+        wait_all(works)
     else:
         rank.hear()
         for _ in range(2):

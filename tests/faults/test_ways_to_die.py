@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import re
 import resource
 import signal
 import time
@@ -11,12 +10,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
-from in_time import assert_raised
-from machine import refuse_calls
 from over_hosts import over_hosts
 from rank_calls import all_reduce, repeated
 from suite_rules import bound
@@ -117,41 +113,6 @@ def test_a_rank_that_dumps_its_memory_is_named_before_the_timeout(jobs):
     answers = job.hear_all(but=[VICTIM])
     job.after_fault(answers, "died", names=[VICTIM], since=since, within=5.0)
     job.end(VICTIM)  # when its memory is written
-
-
-# --- an error in a thread of the library ---------------------------------------------------------
-
-
-def fails_in_the_thread(rank: Rank):
-    """The kernel refuses memory to an operation that runs on a thread of the library."""
-    rank.used()
-    if rank.rank == VICTIM:
-        refuse_calls("fallocate")
-    rank.pause()
-
-    def reduces():
-        work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
-        while not work.is_completed():  # it is not to be run by a rank that waits for it
-            time.sleep(0.01)
-        work.wait()
-
-    rank.tell(catch(reduces))
-    assert catch(dist.all_reduce, torch.ones(2)), "a later call was reported as done"
-    rank.finish()
-
-
-@plays(12)
-@over_hosts
-@beyond_gloo("reserves no memory there")
-def test_an_error_in_a_thread_is_told_to_all_ranks(jobs):
-    job = jobs(3, fails_in_the_thread)
-    job.hear_all()
-    start = time.monotonic()
-    job.tell_all()
-    for fault in job.hear_all().values():
-        assert_raised(fault, since=start, within=1.0)
-        assert re.search(rf"rank {VICTIM}.*No space left", fault.text, re.S), fault.text
-    job.hear_all()
 
 
 # --- under DETAIL --------------------------------------------------------------------------------

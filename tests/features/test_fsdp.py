@@ -91,27 +91,24 @@ def second_generation(dtype, tolerance, mesh_shape=(), **options):
     assert_like(model, train_alone(STEPS, dist.get_world_size(), model=network(dtype)), tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.double, torch.float], ids=name_of)
-@on_ranks(1, 2, 3, fresh=True)
-def test_second_generation(dtype):
-    second_generation(dtype, TOLERANCE[dtype])
+def mixed(reduced):
+    return {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)}
 
 
-@on_ranks(2, fresh=True)
-def test_second_generation_without_resharding():
-    second_generation(torch.float, TOLERANCE[torch.float], reshard_after_forward=False)
-
-
-@on_ranks(4, fresh=True)
-def test_second_generation_hybrid():
-    second_generation(torch.float, TOLERANCE[torch.float], (2, 2))
-
-
-@pytest.mark.parametrize("reduced", [torch.float, torch.bfloat16], ids=name_of)
-@on_ranks(2, fresh=True)
-def test_second_generation_mixed(reduced):
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
-    second_generation(torch.float, TOLERANCE[torch.bfloat16], mp_policy=policy)
+@pytest.mark.parametrize(
+    ("size", "dtype", "options"),
+    [
+        *((size, dtype, {}) for size in (1, 2, 3) for dtype in (torch.double, torch.float)),
+        (2, torch.float, {"reshard_after_forward": False}),
+        (4, torch.float, {"mesh_shape": (2, 2)}),
+        *((2, torch.float, mixed(reduced)) for reduced in (torch.float, torch.bfloat16)),
+    ],
+    ids=name_of,
+)
+@on_ranks(fresh=True)
+def test_second_generation(dtype, options):
+    computed = torch.bfloat16 if "mp_policy" in options else dtype
+    second_generation(dtype, TOLERANCE[computed], **options)
 
 
 @beyond_gloo("has no PREMUL_SUM")
@@ -124,14 +121,3 @@ def test_second_generation_divide_factor():
             module.set_gradient_divide_factor(1.5)
     loss_of(model, dist.get_rank(), 0).backward()
     assert_gradients(model, backward_alone(network(torch.float), 3), factor=3 / 1.5)
-
-
-@pytest.mark.full
-@on_ranks(2, fresh=True)
-def test_second_generation_accumulates():
-    model = sharded(network(), mesh=mesh_of())
-    model.set_requires_gradient_sync(False)
-    loss_of(model, dist.get_rank(), 0).backward()
-    model.set_requires_gradient_sync(True)
-    loss_of(model, dist.get_rank(), 1).backward()
-    assert_gradients(model, backward_alone(network(), 2, steps=(0, 1)), rtol=1e-10, atol=1e-10)

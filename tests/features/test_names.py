@@ -4,10 +4,7 @@ Each script is one that a user has: no line of it knows fastcoll. What really se
 `fastcoll.info.groups()` at the end.
 """
 
-import os
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -15,7 +12,7 @@ import torch
 import torch.distributed as dist
 from backend import IS_GLOO
 from on_ranks import on_ranks
-from suite_rules import bound
+from programs import python
 
 from fastcoll import names
 
@@ -182,13 +179,8 @@ def test_a_bad_value_is_an_error(variable):
 @pytest.mark.full
 def test_a_bad_value_is_told_and_torch_is_imported():
     value, expected = BAD_VALUES["FASTCOLL_DEFAULT"]
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.distributed.Backend('gloo'))"],
-        env={**os.environ, "FASTCOLL_DEFAULT": value},
-        capture_output=True,
-        text=True,
-        timeout=bound(60),
-    )
+    text = "import torch; print(torch.distributed.Backend('gloo'))"
+    done = python("-c", text, variables={"FASTCOLL_DEFAULT": value})
     assert done.stdout == "gloo\n"
     assert expected in done.stderr
 

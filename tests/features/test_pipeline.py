@@ -1,4 +1,4 @@
-"""Pipeline parallelism: two stages, three schedules."""
+"""Pipeline parallelism: two ranks with one stage or two each, three schedules."""
 
 import itertools
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from suite_rules import full
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -38,13 +39,18 @@ def alone_with_loss():
     return model, [one.item() for one in losses]
 
 
-@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B], ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    ("schedule", "each"),
+    [(ScheduleGPipe, 1), (Schedule1F1B, 1), full(ScheduleInterleaved1F1B, 2)],
+    ids=lambda value: getattr(value, "__name__", f"{value} a rank"),
+)
 @on_ranks(2)
-def test_two_stages(schedule):
+def test_stages(schedule, each):
+    """Each rank has so many stages."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    stage_model = stages_of(network(), size)[rank]
-    stage = PipelineStage(stage_model, rank, size, torch.device("cpu"))
-    schedule = schedule(stage, MICROBATCHES, loss_fn=loss)
+    models, mine = stages_of(network(), each * size), range(rank, each * size, size)
+    stages = [PipelineStage(models[n], n, each * size, torch.device("cpu")) for n in mine]
+    schedule = schedule(stages if each > 1 else stages[0], MICROBATCHES, loss_fn=loss)
     inputs, labels = batch(0, 0)
     losses = []
     if rank == 0:
@@ -52,25 +58,8 @@ def test_two_stages(schedule):
     else:
         schedule.step(target=labels, losses=losses)
     alone, expected = alone_with_loss()
-    assert_gradients(stage_model, stages_of(alone, size)[rank], rtol=1e-9, atol=1e-12)
+    for number in mine:
+        parts = models[number], stages_of(alone, each * size)[number]
+        assert_gradients(*parts, rtol=1e-9, atol=1e-12)
     if rank == size - 1:
         torch.testing.assert_close([one.item() for one in losses], expected)
-
-
-@pytest.mark.full
-@on_ranks(2)
-def test_interleaved():
-    """Four stages on two ranks: each rank has two of them."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    models = stages_of(network(), 2 * size)
-    mine = [rank, rank + size]
-    stages = [PipelineStage(models[n], n, 2 * size, torch.device("cpu")) for n in mine]
-    schedule = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss)
-    inputs, labels = batch(0, 0)
-    if rank == 0:
-        schedule.step(inputs)
-    else:
-        schedule.step(target=labels, losses=[])
-    alone, _ = alone_with_loss()
-    for number in mine:
-        assert_gradients(models[number], stages_of(alone, 2 * size)[number], rtol=1e-9, atol=1e-12)

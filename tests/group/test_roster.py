@@ -5,12 +5,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 
 import pytest
 import suite_rules
 import torch.distributed as dist
 from odd_stores import Between
+from own_threads import in_threads
 
 from fastcoll._load_cuda import CUDA
 
@@ -75,11 +77,7 @@ def test_reads_grow_with_the_ranks_and_not_with_their_square():
         come_together(ones[rank], rank)
         asked[rank] = set(store.asked[threading.get_ident()])
 
-    threads = [threading.Thread(target=one_rank, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    assert in_threads(*(partial(one_rank, rank) for rank in range(size))) == []
     records = {f"g/r/{rank}" for rank in range(1, size)}
     votes = {f"g/{ones[0].id}/first/{rank}" for rank in range(1, size)}
     assert asked[0] == records | votes

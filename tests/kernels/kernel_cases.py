@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from programs import python
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
@@ -75,10 +75,5 @@ def in_a_process_that_compiles(*arguments: str) -> subprocess.CompletedProcess[s
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     here = Path(__file__).resolve().parent
     paths = [str(here), str(here.parents[1] / "tools"), *filter(None, [environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**environ, "PYTHONPATH": os.pathsep.join(paths), "TRITON_DISABLE_LINE_INFO": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ |= {"PYTHONPATH": os.pathsep.join(paths), "TRITON_DISABLE_LINE_INFO": "1"}
+    return python(*arguments, env=environ, seconds=1800)

@@ -106,14 +106,6 @@ def fault_of(buffers: Any) -> tuple[int, int, list[int], str] | None:
     return None
 
 
-def barrier(name: str, ranks: int | None = None) -> None:
-    """Waits until that many ranks (all) have come."""
-    folder = here().scratch
-    (folder / f"{name}-{here().rank}").touch()
-    while len(list(folder.glob(f"{name}-*"))) < (here().size if ranks is None else ranks):
-        time.sleep(0.002)
-
-
 def play(
     cases: list[Case], jitter: int, channels: int = 2, slots: int = 4, slow: int | None = None
 ) -> None:
@@ -224,11 +216,6 @@ def expected_of(case: Case, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def assert_same(result: torch.Tensor, expected: torch.Tensor, name: str) -> None:
-    """Fails unless both hold the same bits, whatever the kind of NaN and the sign of zero."""
-    same = (result == expected) | ((result != result) & (expected != expected))
-    wrong = torch.nonzero(~same).flatten().tolist()
-    first = wrong[:1]
-    assert not wrong, (
-        f"{name}: {len(wrong)} of {result.numel()} elements differ, first at {first}: "
-        f"{result[first].tolist()}, expected {expected[first].tolist()}"
-    )
+    """Fails unless both hold the same numbers, NaN in the same places, and whatever the sign of zero."""
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(result, expected, msg=lambda text: f"{name}: {text}", **exactly)

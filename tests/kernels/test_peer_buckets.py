@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernel_cases import assert_measured
 from on_ranks import on_ranks
-from peer_ranks import Case, assert_same, barrier, here
+from peer_ranks import Case, assert_same, here
 from suite_rules import full
 
 from fastcoll.buckets import PIECE, BucketLayout
@@ -92,9 +92,9 @@ def test_the_oracles_bits(size, channels, wire, dtype):
                 assert_same(out, expected, f"rank {rank}, case {number}")
         if number % 2 == 0:
             assert_measured(own, outs, layout, PIECE)
-            barrier(f"measured {number}")
+            here().meet(f"measured {number}")
             assert all(torch.equal(own, other.view(torch.float64)) for other in squares)
-            barrier(f"compared {number}")
+            here().meet(f"compared {number}")
         # Another algorithm in between, on the first channel.
         x = torch.full((300,), 1.0 + rank)
         peer_ranks.prepare("two_shot", "all_reduce", x, x, buffers)()
@@ -110,14 +110,14 @@ def test_a_rank_that_never_launches_is_named():
     messages[here().rank].view(torch.float32).fill_(1.0)
     outs = [torch.full((size,), -1.0) for size in layout.sizes]
     launch = reduce.prepare(outs)
-    barrier("launch")
+    here().meet("launch")
     if here().rank != absent:
         launch()
         launch()  # touches nothing
         peer, step, _, _ = peer_ranks.fault_of(buffers)
         assert (peer, step) == (absent, 1)
         assert all(torch.all(out == -1) for out in outs)
-    barrier("noticed")
+    here().meet("noticed")
 
 
 @on_ranks(1, world="interpreted", init=False)

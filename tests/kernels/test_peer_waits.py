@@ -13,7 +13,7 @@ import peer_ranks
 import pytest
 import torch
 from on_ranks import on_ranks
-from peer_ranks import barrier, fault_of, here, open_buffers
+from peer_ranks import fault_of, here, open_buffers
 from suite_rules import bound, full
 
 SHOTS = [("one_shot", "all_reduce"), ("two_shot", "all_reduce")]
@@ -48,7 +48,7 @@ def call(*arguments: Any) -> torch.Tensor:
 def test_a_rank_that_never_launches_is_named(algorithm, collective):
     absent = 1
     buffers = open_buffers(seconds=SECONDS)
-    barrier("launch")
+    here().meet("launch")
     if here().rank != absent:
         start = time.monotonic()
         launch, out = prepared(buffers, algorithm, collective, 5.0)
@@ -60,7 +60,7 @@ def test_a_rank_that_never_launches_is_named(algorithm, collective):
         assert peer == absent or (algorithm == "ring" and missing == [absent])
         assert f"rank {absent}" in text
         assert SECONDS <= lasted < bound(3 * SECONDS) and f"within {SECONDS:g} s" in text
-    barrier("noticed")
+    here().meet("noticed")
     if here().rank != absent:
         # From now on nothing is touched, be it by what was prepared before.
         regions = [region.clone() for region in buffers.regions]
@@ -70,7 +70,7 @@ def test_a_rank_that_never_launches_is_named(algorithm, collective):
         assert fault_of(buffers) == fault
         assert torch.all(out == -1) and torch.all(later == -1)
         assert all(torch.equal(a, b) for a, b in zip(regions, buffers.regions, strict=True))
-    barrier("stopped")
+    here().meet("stopped")
 
 
 @pytest.mark.parametrize("algorithm, collective", WAITING + RINGS)
@@ -81,7 +81,7 @@ def test_the_host_ends_waits(algorithm, collective):
     words = torch.zeros(2, dtype=torch.int64)
     buffers = open_buffers(seconds=1e6, words=words)
     polls = quick_interpreter.polls
-    barrier("launch")
+    here().meet("launch")
     if here().rank != 1:
         start = polls[0]
 
@@ -102,7 +102,7 @@ def test_the_host_ends_waits(algorithm, collective):
         # two looks of two channels at most, and waits of a rank's own
         assert polls[0] - first <= 8 * POLLS_PER_LOOK
         assert torch.all(call(buffers, algorithm, collective, 6.0) == -1)
-    barrier("ended")
+    here().meet("ended")
 
 
 @pytest.mark.parametrize("algorithm, collective", [full(*SHOTS[1]), RINGS[0]])
@@ -113,15 +113,15 @@ def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(algorithm, collectiv
     pid = here().scratch / "pid"
     if here().rank == dead:
         pid.write_text(str(os.getpid()))
-        barrier("ready")
+        here().meet("ready")
         flags = buffers.regions[0][buffers.layout.flags_at : buffers.layout.staging_at]
         threading.Thread(target=die_when_set, args=(flags,), daemon=True).start()
         buffers.seconds = peer_ranks.SECONDS
         call(buffers, algorithm, collective, 1.0)
         raise AssertionError("the launch ended though no other rank had launched")
-    barrier("ready")
+    here().meet("ready")
     wait_for_end(int(pid.read_text()))
-    barrier("launch", here().size - 1)
+    here().meet("the others launch", here().size - 1)
     call(buffers, algorithm, collective, 1.0)
     call(buffers, algorithm, collective, 2.0)
     fault = fault_of(buffers)
@@ -160,7 +160,7 @@ def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(algorithm, collect
         out = call(buffers, algorithm, collective, 1.0)
         buffers.check()
         assert not torch.all(out == 2.0)
-    barrier("first")
+    here().meet("first")
 
 
 @on_ranks(2, world="interpreted", init=False)
@@ -170,7 +170,7 @@ def test_counters_beyond_32_bits_work():
     old = (1 << 32) - 3
     buffers.state[1:, :2] = old
     flags_of(buffers).fill_(old)
-    barrier("old")
+    here().meet("old")
     for algorithm in ("one_shot", "ring"):
         assert torch.all(call(buffers, algorithm, "all_reduce", 1.0) == 2)
     buffers.check()

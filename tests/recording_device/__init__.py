@@ -93,11 +93,10 @@ def clear() -> None:
 
 @contextlib.contextmanager
 def no_violations() -> Iterator[None]:
-    """Raise AssertionError for violations found inside."""
-    before = len(violations())
+    """Do as ``clear`` does, and raise AssertionError for violations found inside."""
+    clear()
     yield
-    found = violations()[before:]
-    if found:
+    if found := violations():
         raise AssertionError("\n".join([f"{len(found)} violations:", *map(repr, found)]))
 
 

@@ -11,12 +11,8 @@ import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single, shared_bytes
 from collective_cases import Case, Runner
 from on_ranks import on_ranks
-from oracle import FLOATS, INTEGERS, OPS, allows, assert_reduced, assert_same, reduce_op, sample
-from suite_rules import full
+from oracle import assert_reduced, assert_same, sample
 from world import here
-
-import fastcoll
-from fastcoll import tuning
 
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 
@@ -116,24 +112,6 @@ def test_sizes_around_the_limit():
         tensor = place(inputs[here().rank], True)
         dist.all_reduce(tensor)
         assert_reduced(tensor, inputs, "SUM")
-
-
-@on_ranks(2, full(5))
-def test_reductions_in_place():
-    """Pieces of all lengths, of which the last ranks' are short or empty."""
-    table = type(tuning.load().table)()
-    table.one_shot_bytes = table.direct_all_reduce_bytes = 0
-    group = dist.new_group(backend="fastcoll", pg_options=fastcoll.Options(tuning=table))
-    ranks = range(here().size)
-    for dtype in [*FLOATS, *INTEGERS, torch.bool]:
-        for op in (op for op in OPS if allows(op, dtype)):
-            for count in (2049, 4096, 20_011):
-                inputs = [sample(rank, (count,), dtype) for rank in ranks]
-                there, elsewhere = (place(inputs[here().rank], shared) for shared in (True, False))
-                dist.all_reduce(there, reduce_op(op), group=group)
-                dist.all_reduce(elsewhere, reduce_op(op), group=group)
-                assert_same(there, elsewhere)
-    dist.destroy_process_group(group)
 
 
 @on_ranks(2, 3, 4)

@@ -201,23 +201,6 @@ def test_groups_that_come_and_go_take_nothing_with_them():
     assert after[2] <= before[2] + (8 << 20), (before, after)
 
 
-@pytest.mark.parametrize("count", [10, 300_000], ids=["small", "large"])
-@on_ranks(2, fresh=True)
-def test_sender_may_leave_when_its_send_is_done(count):
-    """It has given its message away; the receiver may be slow."""
-    everyone = list(range(here().size))
-    for i in range(40):
-        group = dist.new_group(everyone, timeout=timedelta(seconds=10))
-        dist.barrier(group=group)
-        if here().rank == 1:
-            dist.send(torch.full((count,), i + 1.0), 0, group=group)
-        else:
-            into = torch.zeros(count)
-            dist.recv(into, 1, group=group)
-            assert torch.all(into == i + 1.0), "a wrong result was returned as success"
-        dist.destroy_process_group(group)
-
-
 @on_ranks(2, world="own_worlds")
 def test_memory_of_a_group_is_bounded():
     """It does not depend on the size of what goes through it. Counted is the memory of all groups of a process."""

@@ -1,9 +1,6 @@
 """Tuning tables: how they are found, read, refused and measured; results do not depend on them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import Case, Runner
 from on_ranks import on_ranks
-from suite_rules import bound
+from programs import python
 from world import here
 
 import fastcoll
@@ -146,14 +143,8 @@ def test_ranks_must_have_the_same_table():
 
 @pytest.mark.full
 def test_measuring_writes_a_table_that_is_used(host, tmp_path):
-    answer = subprocess.run(
-        [sys.executable, "-m", "fastcoll.tune", "--rounds", "1"],
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=bound(60),
-    )
+    quiet = {"PYTHONWARNINGS": "ignore"}
+    answer = python("-m", "fastcoll.tune", "--rounds", "1", variables=quiet, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert str(host) in answer.stdout
     tuning._load.cache_clear()

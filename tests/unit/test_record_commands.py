@@ -1,10 +1,8 @@
 """`make lint` fails for a record whose command does not exist today."""
 
-import subprocess
-import sys
-
 import check_pages
 import pytest
+from programs import python
 from repository import ROOT
 
 GOOD = [
@@ -94,10 +92,5 @@ def test_a_stale_record_must_be_listed(monkeypatch):
 
 def test_it_needs_no_torch():
     script = "import sys; sys.modules['torch'] = None; import check_pages; print(list(check_pages.commands()))"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(ROOT / "tools")},
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", script, env={"PYTHONPATH": str(ROOT / "tools")})
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,4 +1,4 @@
-"""The ``world`` fixture itself: what no other test would miss."""
+"""The ``world`` fixture itself, as far as no other test would miss it; tests/faults/test_jobs.py has the reports."""
 
 import os
 import signal
@@ -12,12 +12,6 @@ from world import here, worlds_fixture
 
 def rank_and_argument(word):
     return dist.get_rank(), dist.get_world_size(), word
-
-
-def raise_on(rank):
-    dist.barrier()
-    if dist.get_rank() == rank:
-        raise KeyError("lost")
 
 
 def kill_on(rank):
@@ -44,15 +38,6 @@ def test_nothing_of_a_call_is_left_for_the_next(own_worlds):
     assert own_worlds(2).run(find_marks) == [(False, 1), (False, 1)]
     with pytest.raises(RanksFailed, match="fresh=True"):
         own_worlds(2).run(dist.destroy_process_group)
-
-
-def test_exception_comes_back_with_rank_and_traceback(own_worlds):
-    with pytest.raises(RanksFailed) as caught:
-        own_worlds(2).run(raise_on, 1)
-    text = str(caught.value)
-    assert "rank 1" in text and "rank 0" not in text
-    assert "KeyError: 'lost'" in text and "in raise_on" in text
-    assert own_worlds(2).run(rank_and_argument, "again") == [(0, 2, "again"), (1, 2, "again")]
 
 
 def test_death_is_reported_and_the_world_rebuilt(own_worlds):
