@@ -85,6 +85,21 @@ def test_the_rank_with_another_result_is_named():
 
 
 @on_ranks(3, fresh=True)
+def test_an_input_that_changes_during_its_call_is_named():
+    """All ranks get the same wrong sum. Whether one does depends on the moment, so some calls may pass."""
+    group, rank = digesting("sum"), dist.get_rank()
+    out, x = torch.zeros(1 << 18), torch.ones(3 << 18)
+    with pytest.raises(RuntimeError) as caught:
+        for _ in range(1000):
+            work = dist.reduce_scatter_tensor(out, x, group=group, async_op=True)
+            while rank == 1 and not work.is_completed():
+                x[-1] += 1
+            work.wait()
+    text = r"the input of rank 1 \(.*\) to reduce_scatter\(seq \d+, float32\[\d+\], SUM\) changed during the call"
+    assert re.search(text, str(caught.value)), caught.value
+
+
+@on_ranks(3, fresh=True)
 def test_ranks_that_send_equal_gradients_are_told():
     group, text = (
         digesting("sum"),
