@@ -195,30 +195,36 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     return options
 
 
+def _script(
+    name: str, description: str, rounds: int, of: str, least: int = 1
+) -> argparse.ArgumentParser:
+    """Returns the parser of a module of this package that is a command of its own."""
+    prog = f"python -m fastcoll.bench.{name}"
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    natural = _number(int, least)
+    parser.add_argument("--rounds", type=natural, default=rounds, help=f"{of} (%(default)s)")
+    parser.add_argument("--json", type=Path, help="write the record, with every statistic")
+    return parser
+
+
 def hosts_parser() -> argparse.ArgumentParser:
     """Returns the parser of fastcoll.bench.hosts."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.hosts",
-        description="Collectives between emulated hosts, by fastcoll and gloo in turns, and the bytes sent.",
-    )
+    what = "Collectives between emulated hosts, by fastcoll and gloo in turns, and the bytes sent."
+    parser = _script("hosts", what, 20, "of a call", least=0)
     add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
     add("--hosts", type=int, default=2, help="(%(default)s)")
     add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
     add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
     add("--bytes", type=int, nargs="+", default=sizes, help="of messages")
     add("--call", nargs="+", choices=HOST_CALLS, help="default: all")
-    add("--rounds", type=int, default=20, help="of a call (%(default)s)")
-    add("--json", type=Path, help="write the record")
     add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
     return parser
 
 
 def clipped_step_parser() -> argparse.ArgumentParser:
     """Returns the parser of fastcoll.bench.clipped_step."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.clipped_step",
-        description="A training step of GPT-2 with clipped gradients, by DDP and by GradientSynchronizer.",
-    )
+    what = "A training step of GPT-2 with clipped gradients, by DDP and by GradientSynchronizer."
+    parser = _script("clipped_step", what, 5, "turns of each way")
     add, positive = parser.add_argument, _number(int, 1)
     # fmt: off
     add("--device", choices=("cpu", "cuda"), default="cuda", help="(%(default)s)")
@@ -227,47 +233,29 @@ def clipped_step_parser() -> argparse.ArgumentParser:
     add("--batch", type=positive, default=8, help="sequences of a step (%(default)s)")
     add("--length", type=positive, default=1023, help="tokens of a sequence, without the last (%(default)s)")
     add("--steps", type=positive, default=10, help="of a turn (%(default)s)")
-    add("--rounds", type=positive, default=5, help="turns of each way (%(default)s)")
-    add("--json", type=Path, default=None, help="write every statistic")
     # fmt: on
     return parser
 
 
 def engine_parser() -> argparse.ArgumentParser:
     """Returns the parser of fastcoll.bench.engine."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.engine",
-        description="The host's time for a collective on CUDA tensors, beside torch's own nccl.",
-    )
-    add = parser.add_argument
-    add("--rounds", type=int, default=40, help="batches of each (%(default)s)")
-    add("--only-nccl", action="store_true", help="time torch's nccl, and nothing beside it")
-    add("--json", type=Path, default=None, help="write every statistic")
+    what = "The host's time for a collective on CUDA tensors, beside torch's own nccl."
+    parser = _script("engine", what, 40, "batches of each")
+    only = "time torch's nccl, and nothing beside it"
+    parser.add_argument("--only-nccl", action="store_true", help=only)
     return parser
 
 
 def kernels_parser() -> argparse.ArgumentParser:
     """Returns the parser of fastcoll.bench.kernels."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.kernels",
-        description="The kernels on one GPU beside stock DDP's launches for the same work.",
-    )
+    what = "The kernels on one GPU beside stock DDP's launches for the same work."
+    parser = _script("kernels", what, 4, "turns of each candidate")
     add = parser.add_argument
-    # fmt: off
-    add("--rounds", type=int, default=4, help="turns of each candidate (%(default)s)")
     add("--check", action="store_true", help="verify on small tensors, time nothing")
     add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
-    add("--json", type=Path, default=None, help="write every statistic")
-    # fmt: on
     return parser
 
 
 def startup_parser() -> argparse.ArgumentParser:
     """Returns the parser of fastcoll.bench.startup."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.bench.startup",
-        description="The time that a command takes to start.",
-    )
-    parser.add_argument("--rounds", type=int, default=15, help="starts of each (%(default)s)")
-    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
-    return parser
+    return _script("startup", "The time that a command takes to start.", 15, "starts of each")

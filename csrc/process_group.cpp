@@ -15,11 +15,6 @@
 namespace fastcoll {
 namespace {
 
-WeakRegistry<CpuEngine>& engineRegistry() {
-  static auto* all = new WeakRegistry<CpuEngine>;  // outlives static destructors
-  return *all;
-}
-
 EngineConfig configOf(const Options& options, const std::string& name, int rank, int size) {
   EngineConfig config;
   config.name = name;
@@ -55,10 +50,10 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     config.abortHooks = abortHooks_;
     // It holds the store, not the group, because the engine may outlive the group.
     const std::chrono::seconds silence(config.settings.linkSeconds);
-    auto network = groupNetwork(config.settings.network, {store_, silence});
+    auto network = networkNamed(config.settings.network, {store_, silence});
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           std::move(network));
-    engineRegistry().add(engine_);
+    registryOf<CpuEngine>().add(engine_);
     // A group fails as one: its CPU engine reports a device's fault to the ranks of this host at
     // once. It does so on another thread, because its abort runs the callbacks of works.
     const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
@@ -69,7 +64,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     };
     device_.emplace(DeviceGroup{c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_),
                                 name_, engine_->config().settings, rank, size, options_,
-                                c10::DeviceType::CUDA, hostPeers(engine_),
+                                c10::DeviceType::CUDA, std::make_shared<HostPeers>(engine_),
                                 [hooks = abortHooks_] { hooks->callElsewhere(); }, onFault});
   });
   trace_.emplace(*this, name_, options_, engine_->config().settings, [this] {
@@ -96,14 +91,10 @@ void ProcessGroupFastcoll::release_resources() {
   store_.reset();
 }
 
-std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
-  return engineRegistry().all();
-}
-
 void ProcessGroupFastcoll::shutdownAll() {
   trace::end();
-  for (const auto& device : GroupDevice::live()) device->end();
-  for (const auto& engine : live()) engine->shutdown();
+  for (const auto& device : registryOf<DeviceEngine>().all()) device->end();
+  for (const auto& engine : registryOf<CpuEngine>().all()) engine->shutdown();
   drainWorkers();
 }
 

@@ -89,8 +89,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// Whether all of the tensor's memory is shared, so peers read it in place.
   bool isShared(const at::Tensor& tensor) const;
   EngineInfo info() const { return engine_->info(); }
-  /// The engines of this process's live groups. shutdownAll() ends all groups, at exit.
-  static std::vector<std::shared_ptr<CpuEngine>> live();
+  /// Ends all groups of this process, at exit.
   static void shutdownAll();
 
   // --- calls (calls/doors.hpp)

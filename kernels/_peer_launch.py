@@ -23,8 +23,8 @@ __all__ = [
     "Table",
     "arithmetic",
     "block_of",
+    "configuration_of",
     "pack",
-    "signature_of",
     "types_of",
 ]
 
@@ -52,11 +52,27 @@ def block_of(message: torch.dtype, wire: torch.dtype) -> int:
     return _BLOCK_BYTES // max(message.itemsize, wire.itemsize)
 
 
-def signature_of(kernel: Any) -> dict[str, str]:
-    """Returns the types of a kernel's integer arguments: those whose names are not in capitals."""
-    return {
-        name: "i32" if name in _INT32 else "i64" for name in kernel.arg_names if not name.isupper()
-    }
+def configuration_of(
+    name: str,
+    kernel: Any,
+    *,
+    divisible_by_16: frozenset[str] = frozenset(),
+    wide: bool = True,
+    options: Mapping[str, object] = OPTIONS,
+    **constexprs: object,
+) -> Configuration:
+    """Returns a configuration of a kernel whose integer arguments are those without a name in capitals."""
+    integers = (argument for argument in kernel.arg_names if not argument.isupper())
+    return Configuration(
+        name=name,
+        kernel=kernel,
+        signature={argument: "i32" if argument in _INT32 else "i64" for argument in integers},
+        constexprs=constexprs,
+        divisible_by_16=divisible_by_16,
+        num_warps=WARPS,
+        wide=wide,
+        options=options,
+    )
 
 
 def types_of(first: torch.dtype, second: torch.dtype) -> str:

@@ -59,15 +59,13 @@ def _block(
     out = pointer(out, MESSAGE, WIDE)
     incoming = pointer(incoming, tl.float32 if PHASE < 2 else WIRE, WIDE)
     outgoing = pointer(outgoing, tl.float32 if PHASE == 0 else WIRE, WIDE)
-    if PHASE == 0:
+    if PHASE < 2:
         value = widen(tl.load(message + at, mask=there), MESSAGE, tl.float32)
         if receives:
             value = tl.load(incoming + at, mask=there, cache_modifier=".cg") + value
+    if PHASE == 0:
         tl.store(outgoing + at, value, mask=there)
     elif PHASE == 1:
-        value = widen(tl.load(message + at, mask=there), MESSAGE, tl.float32)
-        if receives:
-            value = tl.load(incoming + at, mask=there, cache_modifier=".cg") + value
         result = narrow(finish(value, scale, average), WIRE)
         tl.store(outgoing + at, result, mask=as_mask(there & sends))
         tl.store(out + at, narrow(widen(result, WIRE, tl.float32), MESSAGE), mask=there)

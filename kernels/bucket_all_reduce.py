@@ -34,14 +34,7 @@ from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, addressed
 from fastcoll.kernels._exchange import begin, end, meet, table_at
 from fastcoll.kernels._launch import kernel_on, prepared
-from fastcoll.kernels._peer_launch import (
-    OPTIONS,
-    WARPS,
-    arithmetic,
-    block_of,
-    signature_of,
-    types_of,
-)
+from fastcoll.kernels._peer_launch import arithmetic, block_of, configuration_of, types_of
 from fastcoll.kernels._pieces import as_mask, copy_four, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
@@ -180,19 +173,14 @@ def bucket_kernel(
 
 @functools.cache
 def _configuration(wire: torch.dtype, output: torch.dtype, measures: bool) -> Configuration:
-    return Configuration(
-        name=f"bucket_all_reduce {types_of(wire, output)}" + " measured" * measures,
-        kernel=bucket_kernel,
-        signature=signature_of(bucket_kernel),
-        constexprs={
-            "WIRE": ELEMENT[wire],
-            "OUTPUT": ELEMENT[output],
-            "BLOCK": block_of(output, wire),
-            "PIECE": PIECE,
-            "MEASURES": measures,
-        },
-        num_warps=WARPS,
-        options=OPTIONS,
+    return configuration_of(
+        f"bucket_all_reduce {types_of(wire, output)}" + " measured" * measures,
+        bucket_kernel,
+        WIRE=ELEMENT[wire],
+        OUTPUT=ELEMENT[output],
+        BLOCK=block_of(output, wire),
+        PIECE=PIECE,
+        MEASURES=measures,
     )
 
 

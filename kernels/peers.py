@@ -8,7 +8,7 @@ shared memory on the CPU, where kernels are interpreted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import torch
 
@@ -95,54 +95,46 @@ class PeerLayout:
         return self.slots_at + self.channels * self.slots * self.slot_bytes
 
 
+@dataclass(eq=False, repr=False)
 class PeerBuffers:
-    """The regions of all ranks, as one rank maps them.
+    """The regions of all ranks, as one rank maps them: mapped already, and zero.
 
     Launches on one object must follow each other in one stream, in the same order on all ranks and with the same
     arguments (count, dtypes, operation, channels). No barrier is needed between them.
 
-    Attributes:
+    Args:
         rank: This rank.
+        memory: This rank's own region: uint8 [at least layout.bytes], contiguous, on the device.
+        addresses: Address of each rank's region as this rank's device sees it, in rank order.
+        layout: Layout of the regions; the same on all ranks.
+        seconds: Until a wait times out. A new limit applies to launches prepared from then on.
+        words: int64 [2] on the host, zero, where the device can read and write it (pinned). A first word other than 0
+            ends all waits; the second word gets the status of a kernel whose wait failed.
+
+    Raises:
+        ValueError: An address is unusable for kernels.
+
+    Attributes:
         world_size: Number of ranks.
-        layout: Layout of the regions.
-        memory: This rank's own region: uint8, contiguous, on the device.
         table: int64 [5, world_size] on the device: addresses of the ranks' flags, staging, slots and state (a rank
             touches only its own state), and of `words`.
-        seconds: Until a wait times out. A new limit applies to launches prepared from then on.
-        words: As given.
         closed: Whether ``close`` was called.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        memory: torch.Tensor,
-        addresses: Sequence[int],
-        layout: PeerLayout,
-        seconds: float = 30.0,
-        words: torch.Tensor | None = None,
-    ) -> None:
-        """Describes regions that are mapped already and zero.
+    rank: int
+    memory: torch.Tensor
+    addresses: InitVar[Sequence[int]]
+    layout: PeerLayout
+    seconds: float = 30.0
+    words: torch.Tensor | None = None
+    world_size: int = field(init=False)
+    table: torch.Tensor = field(init=False)
+    closed: bool = field(init=False, default=False)
 
-        Args:
-            rank: This rank.
-            memory: This rank's own region; uint8 [at least layout.bytes].
-            addresses: Address of each rank's region as this rank's device sees it, in rank order.
-            layout: Layout of the regions; the same on all ranks.
-            seconds: Until a wait times out.
-            words: int64 [2] on the host, zero, where the device can read and write it (pinned). A first word other
-                than 0 ends all waits; the second word gets the status of a kernel whose wait failed.
-
-        Raises:
-            ValueError: An address is unusable for kernels.
-        """
-        world_size = len(addresses)
-        _expect(
-            "addresses[rank]",
-            hex(addresses[rank]),
-            addresses[rank] == memory.data_ptr(),
-            f"the address of memory, {hex(memory.data_ptr())}",
-        )
+    def __post_init__(self, addresses: Sequence[int]) -> None:
+        own, expected = addresses[self.rank], self.memory.data_ptr()
+        meant = f"the address of memory, {hex(expected)}"
+        _expect("addresses[rank]", hex(own), own == expected, meant)
         for peer, address in enumerate(addresses):
             _expect(
                 f"address of rank {peer}",
@@ -150,17 +142,11 @@ class PeerBuffers:
                 address != 0 and address % _LINE == 0,
                 f"a multiple of {_LINE}, not 0",
             )
-        self.rank = rank
-        self.world_size = world_size
-        self.layout = layout
-        self.memory = memory
-        self.seconds = seconds
-        self.closed = False
-        self.words = words
-        offsets = (layout.flags_at, layout.staging_at, layout.slots_at, 0)
+        self.world_size = len(addresses)
+        offsets = (self.layout.flags_at, self.layout.staging_at, self.layout.slots_at, 0)
         rows = [[address + offset for address in addresses] for offset in offsets]
-        rows.append([0 if words is None else words.data_ptr()] * world_size)
-        self.table = torch.tensor(rows, dtype=torch.int64, device=memory.device)
+        rows.append([0 if self.words is None else self.words.data_ptr()] * self.world_size)
+        self.table = torch.tensor(rows, dtype=torch.int64, device=self.device)
 
     @property
     def device(self) -> torch.device:

@@ -23,7 +23,7 @@ from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, addressed, dtype_name
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._peer_launch import OPTIONS, REGISTERS, WARPS, block_of, signature_of
+from fastcoll.kernels._peer_launch import OPTIONS, REGISTERS, block_of, configuration_of
 from fastcoll.kernels._pieces import SPAN, reduce_piece
 from fastcoll.kernels._plan import double_bits
 
@@ -66,13 +66,13 @@ def _block(dtype: torch.dtype, span: int) -> int:
 
 
 _TABLE = {
-    (dtype, span): Configuration(
-        name=f"reduce {dtype_name(dtype)}" + ("" if span == _SPANS[0] else " of many"),
-        kernel=reduce_kernel,
-        signature=signature_of(reduce_kernel),
-        constexprs={"TYPE": ELEMENT[dtype], "BLOCK": _block(dtype, span), "SPAN": span},
-        num_warps=WARPS,
+    (dtype, span): configuration_of(
+        f"reduce {dtype_name(dtype)}" + ("" if span == _SPANS[0] else " of many"),
+        reduce_kernel,
         options=OPTIONS if span == _SPANS[0] else {**OPTIONS, "maxnreg": 2 * REGISTERS - 1},
+        TYPE=ELEMENT[dtype],
+        BLOCK=_block(dtype, span),
+        SPAN=span,
     )
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     for span in _SPANS

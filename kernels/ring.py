@@ -13,13 +13,11 @@ from fastcoll.buckets import GRAIN
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS
 from fastcoll.kernels._peer_launch import (
-    OPTIONS,
     REGISTERS,
-    WARPS,
     Table,
     arithmetic,
+    configuration_of,
     pack,
-    signature_of,
     types_of,
 )
 from fastcoll.kernels._ring import ring_kernel
@@ -36,55 +34,37 @@ __all__ = [
 ]
 
 
-def _configuration(
-    name: str,
-    dtypes: tuple[object, object],
-    block: int,
-    options: dict[str, object],
-    reduces: bool = False,
-    wide: bool = True,
-) -> Configuration:
-    return Configuration(
-        name=f"ring {name}",
-        kernel=ring_kernel,
-        signature=signature_of(ring_kernel),
-        constexprs={
-            **dict(zip(("MESSAGE", "WIRE"), dtypes, strict=True)),
-            "REDUCES": reduces,
-            "BLOCK": block,
-        },
-        divisible_by_16=frozenset({"slot_bytes"}),
-        num_warps=WARPS,
-        wide=wide,
-        options=options,
-    )
-
-
-def _reducing_one(message: torch.dtype, wire: torch.dtype) -> Configuration:
-    return _configuration(
-        types_of(message, wire),
-        (ELEMENT[message], ELEMENT[wire]),
-        8192 // wire.itemsize,
-        OPTIONS,
-        reduces=True,
-    )
+_one = functools.partial(
+    configuration_of, kernel=ring_kernel, divisible_by_16=frozenset({"slot_bytes"})
+)
 
 
 @functools.cache
 def _reducing() -> Table:
-    return {pair: _reducing_one(*pair) for pair in PAIRS}
+    return {
+        (message, wire): _one(
+            f"ring {types_of(message, wire)}",
+            MESSAGE=ELEMENT[message],
+            WIRE=ELEMENT[wire],
+            REDUCES=True,
+            BLOCK=8192 // wire.itemsize,
+        )
+        for message, wire in PAIRS
+    }
 
 
 @functools.cache
 def _gathering() -> dict[int, Configuration]:
     """Returns the configurations that move items, by item size in bytes."""
     return {
-        size: _configuration(
-            f"gather {size}-byte items",
-            (item, item),
-            2048,
-            {"maxnreg": REGISTERS},
+        size: _one(
+            f"ring gather {size}-byte items",
             wide=size == 4,
+            options={"maxnreg": REGISTERS},
+            MESSAGE=item,
+            WIRE=item,
+            REDUCES=False,
+            BLOCK=2048,
         )
         for size, item in ((4, tl.int32), (1, tl.uint8))
     }

@@ -33,13 +33,11 @@ from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS
 from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
 from fastcoll.kernels._peer_launch import (
-    OPTIONS,
-    WARPS,
     Table,
     arithmetic,
     block_of,
+    configuration_of,
     pack,
-    signature_of,
     types_of,
 )
 from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, reduce_piece
@@ -158,23 +156,18 @@ class _Staged:
     @functools.cached_property
     def configurations(self) -> Table:
         """Its configurations by the dtypes of the message and the wire."""
-        return {pair: self._configuration(*pair) for pair in PAIRS}
-
-    def _configuration(self, message: torch.dtype, wire: torch.dtype) -> Configuration:
-        return Configuration(
-            name=f"{self._name} {types_of(message, wire)}",
-            kernel=staged_kernel,
-            signature=signature_of(staged_kernel),
-            constexprs={
-                "CUTS": self._cuts,
-                "MESSAGE": ELEMENT[message],
-                "WIRE": ELEMENT[wire],
-                "BLOCK": block_of(message, wire),
-            },
-            divisible_by_16=frozenset({"stage_bytes"}),
-            num_warps=WARPS,
-            options=OPTIONS,
-        )
+        return {
+            (message, wire): configuration_of(
+                f"{self._name} {types_of(message, wire)}",
+                staged_kernel,
+                divisible_by_16=frozenset({"stage_bytes"}),
+                CUTS=self._cuts,
+                MESSAGE=ELEMENT[message],
+                WIRE=ELEMENT[wire],
+                BLOCK=block_of(message, wire),
+            )
+            for message, wire in PAIRS
+        }
 
     def prepare_all_reduce(
         self,

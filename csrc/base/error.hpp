@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -61,6 +62,17 @@ std::string concat(const Parts&... parts) {
   std::string text;
   (appendTo(text, parts), ...);
   return text;
+}
+
+/// Lists text(item) of each item; leaves out those whose text is empty.
+template <typename Items, typename Text = std::identity>
+std::string listOf(const Items& items, Text text = {}, const char* between = ", ") {
+  std::string all;
+  for (const auto& item : items) {
+    const std::string one = concat(text(item));
+    if (!one.empty()) all += concat(all.empty() ? "" : between, one);
+  }
+  return all;
 }
 
 /// The parts are joined into its cause.

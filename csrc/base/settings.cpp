@@ -40,15 +40,10 @@ void Setting::parse(const std::string& given, const std::string& text, std::stri
     value = text;
     return;
   }
-  std::string all;
-  for (const std::string& word : words) {
-    if (lower(word) == lower(text)) {
-      value = word;
-      return;
-    }
-    all += (all.empty() ? "" : ", ") + word;
-  }
-  reject(given, "one of " + all);
+  const auto same = [&](const std::string& word) { return lower(word) == lower(text); };
+  const auto word = std::ranges::find_if(words, same);
+  if (word == words.end()) reject(given, "one of " + listOf(words));
+  value = *word;
 }
 
 void Setting::parse(const std::string& given, const std::string& text, std::int64_t& value) const {

@@ -106,8 +106,7 @@ std::optional<std::uint64_t> processStart(int pid) {
 }
 
 const std::unordered_map<int, std::uint64_t>& processesAtFirstCall() {
-  static auto* all = new PerProcess<RunningProcesses>;
-  return all->get().starts;
+  return perProcess<RunningProcesses>().starts;
 }
 
 std::uint64_t processBegan() {

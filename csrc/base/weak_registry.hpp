@@ -34,6 +34,13 @@ class PerProcess {
   std::atomic<State*> state_{nullptr};
 };
 
+/// This process's only T. It outlives static destructors, because threads may still use it then.
+template <typename T>
+T& perProcess() {
+  static auto* one = new PerProcess<T>;
+  return one->get();
+}
+
 /// Holds weak pointers. A forked child sees none of its parent's objects. Use it as a static that
 /// is never destroyed.
 template <typename T>
@@ -63,5 +70,12 @@ class WeakRegistry {
   };
   PerProcess<State> state_;
 };
+
+/// The registry of all T. It outlives static destructors.
+template <typename T>
+WeakRegistry<T>& registryOf() {
+  static auto* all = new WeakRegistry<T>;
+  return *all;
+}
 
 }  // namespace fastcoll

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/entry_lock.hpp"
-#include "bindings/bindings.hpp"
 #include "bindings/communicator_calls.hpp"
+#include "bindings/python.hpp"
 #include "process_group.hpp"
 
 namespace py = pybind11;
@@ -58,6 +58,12 @@ struct Member {
   int rank;
   int size;
 };
+
+void await(const WorkRef& work) {
+  if (work == nullptr) return;
+  beforeWait();
+  work->wait();
+}
 
 /// Calls `body`, and translates its exception into one of Python.
 template <typename Body>
@@ -125,20 +131,12 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
           planned.plan = nullptr;
           throw;
         }
-      } else if (const WorkRef work = group->run(planned.check)) {
-        beforeWait();
-        work->wait();
+      } else {
+        await(group->run(planned.check));
       }
     }
     Py_RETURN_NONE;
   });
-}
-
-void deletePlan(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  delete reinterpret_cast<PlanObject*>(self)->planned;
-  type->tp_free(self);
-  Py_DECREF(type);
 }
 
 // --- the communicator ----------------------------------------------------------------------------
@@ -165,10 +163,7 @@ PyObject* callNow(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
     {
       const GilUntilWait gil;
       const Group group = memberOf(self).group(kCall.name);
-      if (const WorkRef work = group->run(call)) {
-        beforeWait();
-        work->wait();
-      }
+      await(group->run(call));
     }
     Py_RETURN_NONE;
   });
@@ -221,9 +216,11 @@ PyObject* newCommunicator(PyTypeObject* type, PyObject* arguments, PyObject* key
   });
 }
 
-void deleteCommunicator(PyObject* self) {
+/// Frees an object of Python and the contents that it owns.
+template <typename Object, auto kContents>
+void freeObject(PyObject* self) {
   PyTypeObject* const type = Py_TYPE(self);
-  delete &memberOf(self);
+  delete (reinterpret_cast<Object*>(self)->*kContents);
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -261,7 +258,8 @@ PyMemberDef communicatorMembers[] = {
 
 PyType_Slot communicatorSlots[] = {
     {Py_tp_new, reinterpret_cast<void*>(&newCommunicator)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(&deleteCommunicator)},
+    {Py_tp_dealloc,
+     reinterpret_cast<void*>(&freeObject<CommunicatorObject, &CommunicatorObject::member>)},
     {Py_tp_methods, communicatorMethods},
     {Py_tp_members, communicatorMembers},
     {0, nullptr},
@@ -274,7 +272,7 @@ PyMemberDef planMembers[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 PyType_Slot planSlots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(&deletePlan)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(&freeObject<PlanObject, &PlanObject::planned>)},
     {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
     {Py_tp_members, planMembers},
     {0, nullptr},

@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/interrupt.hpp"
-#include "bindings/bindings.hpp"
+#include "base/weak_registry.hpp"
 #include "bindings/python.hpp"
 #include "cpu/hosts/selector.hpp"
 #include "network/gloo.hpp"
@@ -115,7 +115,7 @@ Opts optionsOf(c10d::ReduceOp op, bool async) {
 
 py::list groups() {
   py::list all;
-  for (const auto& engine : ProcessGroupFastcoll::live()) {
+  for (const auto& engine : registryOf<CpuEngine>().all()) {
     const auto info = engine->info();
     py::dict entry;
     entry["name"] = engine->config().name;

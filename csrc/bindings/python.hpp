@@ -1,4 +1,4 @@
-// C++ that holds and calls Python.
+// C++ that holds and calls Python, and the parts of fastcoll._C that have files of their own.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,6 +9,11 @@
 #include "base/error.hpp"
 
 namespace fastcoll {
+
+/// The calls of a group straight from Python, and plans.
+void bindCommunicator(pybind11::module_& m);
+/// The trace.
+void bindTrace(pybind11::module_& m);
 
 /// A reference to a Python object that any thread may drop.
 inline std::shared_ptr<pybind11::object> heldByPython(pybind11::object object) {

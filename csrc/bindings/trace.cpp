@@ -1,9 +1,9 @@
-#include "bindings/bindings.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
 
+#include "bindings/python.hpp"
 #include "torch/error.hpp"
 #include "trace/trace.hpp"
 

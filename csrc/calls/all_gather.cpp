@@ -16,7 +16,7 @@ CallRef Doors::gatherTensors(const CallSite& site, Tensors outputs, Tensors inpu
     sameType(site, inputs[i], outputs[i]);
     wholeOf(site, inputs[i], "output", outputs[i], inputs.size() == 1 ? -1 : static_cast<int>(i));
     call->addInput(inputs[i]);
-    call->addOutputParts(outputs[i]);
+    call->addParts(Call::Side::Out, outputs[i]);
   }
   return asked(std::move(call), opts, std::move(inputs), std::move(outputs));
 }
@@ -43,7 +43,7 @@ CallRef Doors::gatherLists(const CallSite& site, const std::vector<Tensors>& lis
     }
     if (!even) call->site.type = &calls::AllGatherUneven;
     call->addInput(input, sharesMemory(input, list, mine));
-    call->addOutputs(list, even);
+    call->addList(Call::Side::Out, list, even);
   }
   return asked(std::move(call), opts, inputs, std::move(outputs));
 }

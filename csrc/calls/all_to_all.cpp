@@ -68,8 +68,8 @@ CallRef Doors::allToAll(Tensors& outputs, Tensors& inputs,
     sameType(site, inputs[0], inputs[i]);
     sameType(site, inputs[0], outputs[i]);
   }
-  call->addInputs(inputs, false);
-  call->addOutputs(outputs, false);
+  call->addList(Call::Side::In, inputs, false);
+  call->addList(Call::Side::Out, outputs, false);
   return exchange(std::move(call), opts, inputs, outputs);
 }
 

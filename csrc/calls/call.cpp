@@ -50,50 +50,34 @@ Tensors Call::rowFor(const Tensors& tensors, bool even) {
   return at::empty({ranks, tensors[0].numel()}, tensors[0].options().requires_grad(false)).unbind();
 }
 
-void Call::addInputs(const Tensors& tensors, bool even) {
+void Call::addList(Side side, const Tensors& tensors, bool even) {
   const auto row = rowFor(tensors, even);
-  request.in.resize(tensors.size());
+  std::vector<Message>& messages = messagesOf(side);
+  messages.resize(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    add(row.empty() ? tensors[i] : row[i], &request.in[i], nullptr);
-    if (!row.empty()) before_.push_back({tensors[i], row[i].view(tensors[i].sizes())});
-  }
-}
-
-void Call::addOutputs(const Tensors& tensors, bool even) {
-  const auto row = rowFor(tensors, even);
-  request.out.resize(tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (row.empty()) {
-      add(tensors[i], nullptr, &request.out[i]);
+    add(side, row.empty() ? tensors[i] : row[i], messages[i]);
+    if (row.empty()) continue;
+    const at::Tensor moved = row[i].view(tensors[i].sizes());
+    if (side == Side::In) {
+      before_.push_back({tensors[i], moved});
       continue;
     }
     requireNoOverlap(site, tensors[i]);
-    written_.push_back(tensors[i]);
-    alive_.push_back(row[i]);
-    after_.push_back({row[i].view(tensors[i].sizes()), tensors[i]});
-    request.out[i].append(row[i].data_ptr(), row[i].nbytes());
+    after_.push_back({moved, tensors[i]});
+    written_.back() = tensors[i];
   }
 }
 
-void Call::cut(const Message& whole, std::vector<Message>& into) {
+void Call::addParts(Side side, const at::Tensor& whole) {
+  Message all;
+  add(side, whole, all);
   request.contiguousParts = true;
-  into.resize(site.size);
-  const std::size_t each = whole.bytes() / into.size();
-  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
-    into[i].append(whole.contiguous(i * each, each), each);
+  std::vector<Message>& parts = messagesOf(side);
+  parts.resize(site.size);
+  const std::size_t each = all.bytes() / parts.size();
+  for (std::size_t i = 0; i < parts.size() && each > 0; ++i) {
+    parts[i].append(all.contiguous(i * each, each), each);
   }
-}
-
-void Call::addInputParts(const at::Tensor& whole) {
-  Message all;
-  add(whole, &all, nullptr);
-  cut(all, request.in);
-}
-
-void Call::addOutputParts(const at::Tensor& whole) {
-  Message all;
-  add(whole, nullptr, &all);
-  cut(all, request.out);
 }
 
 Tensors Call::memoryOf() const {

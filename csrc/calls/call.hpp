@@ -65,13 +65,12 @@ class Call : public Task {
     request.out.resize(1);
     add(tensor, &request.in[0], &request.out[0]);
   }
+  enum class Side { In, Out };
   /// Adds a list of tensors, one for each rank; `even`: all have one length. Devices then get them
   /// in a row, copied if needed, because NCCL moves a row by one call.
-  void addInputs(const Tensors& tensors, bool even);
-  void addOutputs(const Tensors& tensors, bool even);
+  void addList(Side side, const Tensors& tensors, bool even);
   /// Adds one tensor, with a part of equal length for each rank.
-  void addInputParts(const at::Tensor& whole);
-  void addOutputParts(const at::Tensor& whole);
+  void addParts(Side side, const at::Tensor& whole);
 
   /// The device of all its tensors; nullopt while there are none.
   std::optional<c10::Device> device() const { return device_; }
@@ -103,8 +102,12 @@ class Call : public Task {
   void admit(const at::Tensor& tensor);
   /// A row of memory with a part for each of the tensors; empty if they need none.
   Tensors rowFor(const Tensors& tensors, bool even);
-  /// Cuts a message of one run of memory, and adds a part to the message of each rank.
-  void cut(const Message& whole, std::vector<Message>& into);
+  std::vector<Message>& messagesOf(Side side) {
+    return side == Side::In ? request.in : request.out;
+  }
+  void add(Side side, const at::Tensor& tensor, Message& message) {
+    add(tensor, side == Side::In ? &message : nullptr, side == Side::Out ? &message : nullptr);
+  }
 
   std::optional<c10::Device> device_;
   Tensors alive_;

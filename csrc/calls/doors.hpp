@@ -89,8 +89,14 @@ class Doors {
                          const std::vector<int64_t>& inputSplits,
                          const c10d::AllToAllOptions& opts) const;
 
-  // --- barriers.cpp
-  CallRef barrier(const c10d::BarrierOptions& opts) const;
+  CallRef barrier(const c10d::BarrierOptions& opts) const {
+    auto call = std::make_shared<Call>(at(calls::Barrier));
+    call->behind = opts.device;
+    if (!opts.device_ids.empty()) {
+      call->behindIndex = static_cast<c10::DeviceIndex>(opts.device_ids[0]);
+    }
+    return asked(std::move(call), opts, {}, {});
+  }
 
   // --- point_to_point.cpp
   CallRef send(Tensors& tensors, int destination, int tag) const;

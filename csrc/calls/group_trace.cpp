@@ -4,24 +4,11 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
-#include "base/weak_registry.hpp"
 #include "calls/message.hpp"
 
 namespace fastcoll {
 namespace {
-
-// Groups that the trace's thread polls.
-struct Watched {
-  std::mutex mutex;
-  std::vector<GroupTrace*> groups;
-};
-
-Watched& watched() {
-  static auto* all = new PerProcess<Watched>;  // outlives static destructors
-  return all->get();
-}
 
 /// Adds one side's tensors. `other`: those of the other side.
 void add(trace::Shapes& shapes, bool output, TracedAs how, at::TensorList tensors,
@@ -55,34 +42,12 @@ GroupTrace::GroupTrace(const c10d::Backend& group, std::string name,
   const auto& ranks = options_->global_ranks_in_group;
   const std::size_t mine = group.getRank();
   trace::setRank(static_cast<int>(mine < ranks.size() ? ranks[mine] : mine));
-  if (!trace::isWatching()) return;
-  auto& all = watched();
-  {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    all.groups.push_back(this);
-  }
-  trace::setPoll(&poll);
+  trace::watch(this, [this] { return faulted_() ? number() : 0; });
 }
 
 GroupTrace::~GroupTrace() {
-  auto& all = watched();
-  {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    all.groups.erase(std::remove(all.groups.begin(), all.groups.end(), this), all.groups.end());
-  }
+  trace::unwatch(this);
   trace::endGroup(number_);
-}
-
-void GroupTrace::poll() {
-  std::vector<std::uint32_t> failed;
-  {
-    auto& all = watched();
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    for (GroupTrace* group : all.groups) {
-      if (group->faulted_()) failed.push_back(group->number());
-    }
-  }
-  for (const auto group : failed) trace::groupFailed(group);  // writes a file, hence no lock
 }
 
 /// Adds the group at its first call: torch sets the description after the constructor.

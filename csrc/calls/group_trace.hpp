@@ -9,13 +9,35 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "base/settings.hpp"
 #include "calls/call.hpp"
-#include "calls/message_numbers.hpp"
 #include "torch/options.hpp"
 
 namespace fastcoll {
+
+/// Numbers the messages from one rank to another with one tag. Both ranks count alike, so their two
+/// traces show which send and which receive belong together.
+class MessageNumbers {
+ public:
+  /// The number of the next message that is sent to, or received from, a rank; the first is 1.
+  std::uint64_t next(bool send, int peer, int tag, bool device) {
+    const std::uint64_t key = std::uint64_t{send} << 63 | std::uint64_t{device} << 62 |
+                              static_cast<std::uint64_t>(peer) << 32 |
+                              static_cast<std::uint32_t>(tag);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // Limit the memory of a program that gives every message a tag of its own: further tags have no
+    // number, on both ends.
+    if (counts_.size() >= kMost && counts_.find(key) == counts_.end()) return 0;
+    return ++counts_[key];
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1 << 16;
+  std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::uint64_t> counts_;
+};
 
 class GroupTrace {
  public:
@@ -37,7 +59,6 @@ class GroupTrace {
 
  private:
   std::uint32_t number();
-  static void poll();
 
   const c10d::Backend& group_;
   const std::string name_;

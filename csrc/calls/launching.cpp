@@ -69,6 +69,19 @@ WorkRef ProcessGroupFastcoll::startCollective(const CallRef& call) {
   return work;
 }
 
+void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
+  translated([&] {
+    const trace::RecordId record = trace_->monitoredBarrier(timeoutOr(opts.timeout));
+    try {
+      engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks);
+    } catch (...) {
+      trace::fail(record, std::current_exception(), engine_->faulted());
+      throw;
+    }
+    trace::complete(record);
+  });
+}
+
 WorkRef ProcessGroupFastcoll::runNow(const Calls& calls) {
   return calls.call->isMessage() ? runMessages(calls) : start(calls.call);
 }

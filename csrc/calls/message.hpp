@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "calls/doors.hpp"
-#include "calls/message_numbers.hpp"
+#include "calls/group_trace.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
 #include "torch/work.hpp"
 
@@ -26,9 +26,6 @@ class MessageCall final : public Call, public PointToPointOp {
   std::shared_ptr<MessageNumbers> numbers;  // of a receive from any rank
   c10::intrusive_ptr<WorkFastcoll> work;
   std::exception_ptr unreported;
-
- private:
-  void tellTrace(const std::exception_ptr& fault) noexcept;
 };
 
 /// Calls that were checked once and can be repeated.

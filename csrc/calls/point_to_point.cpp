@@ -82,16 +82,12 @@ void MessageCall::complete(std::exception_ptr fault) noexcept {
     tensor.reset();
     forget();
   }
-  if (trace != 0) tellTrace(fault);
-  if (const auto ended = std::exchange(work, nullptr)) return ended->markDone(fault);
-  unreported = std::move(fault);
-}
-
-void MessageCall::tellTrace(const std::exception_ptr& fault) noexcept {
   if (numbers != nullptr && source >= 0) {
     trace::setMessage(trace, source, numbers->next(false, source, tag, false));
   }
   fault ? trace::fail(trace, fault) : trace::complete(trace);
+  if (const auto ended = std::exchange(work, nullptr)) return ended->markDone(fault);
+  unreported = std::move(fault);
 }
 
 WorkRef ProcessGroupFastcoll::startMessage(const std::shared_ptr<MessageCall>& call) {

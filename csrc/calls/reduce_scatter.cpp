@@ -29,7 +29,7 @@ CallRef Doors::scatterSums(const CallSite& site, Tensors outputs, Tensors inputs
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (fusion == nullptr) sameType(site, inputs[i], outputs[i]);
     wholeOf(site, outputs[i], "input", inputs[i], inputs.size() == 1 ? -1 : static_cast<int>(i));
-    call->addInputParts(inputs[i]);
+    call->addParts(Call::Side::In, inputs[i]);
     call->addOutput(outputs[i]);
   }
   setReduction(*call, request, opts.reduceOp);
@@ -69,7 +69,7 @@ CallRef Doors::reduceScatter(Tensors& outputs, std::vector<Tensors>& inputs,
     sameType(site, piece, output);
     even = even && piece.numel() == output.numel();
   }
-  call->addInputs(in, even);
+  call->addList(Call::Side::In, in, even);
   call->addOutput(output, sharesMemory(output, in, mine));
   setReduction(*call, request, opts.reduceOp);
   if (!even) {

@@ -2,9 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include "base/entry_lock.hpp"
 #include "calls/checks.hpp"
 #include "reduce/reduce.hpp"
@@ -12,17 +9,19 @@
 namespace fastcoll {
 namespace {
 
-constexpr std::pair<c10d::ReduceOp::RedOpType, ReduceOp> kOperations[] = {
-    {c10d::ReduceOp::SUM, ReduceOp::Sum},
-    {c10d::ReduceOp::AVG, ReduceOp::Avg},
-    {c10d::ReduceOp::MIN, ReduceOp::Min},
-    {c10d::ReduceOp::MAX, ReduceOp::Max},
-    {c10d::ReduceOp::BAND, ReduceOp::BitAnd},
-    {c10d::ReduceOp::BOR, ReduceOp::BitOr},
-    {c10d::ReduceOp::BXOR, ReduceOp::BitXor},
-    {c10d::ReduceOp::PRODUCT, ReduceOp::Product},
-    {c10d::ReduceOp::PREMUL_SUM, ReduceOp::PreMulSum},
-};
+// torch counts its operations alike; bindings/operators.cpp uses that too.
+constexpr bool isAlike(ReduceOp ours, c10d::ReduceOp::RedOpType theirs) {
+  return static_cast<int>(ours) == theirs;
+}
+static_assert(isAlike(ReduceOp::Sum, c10d::ReduceOp::SUM));
+static_assert(isAlike(ReduceOp::Avg, c10d::ReduceOp::AVG));
+static_assert(isAlike(ReduceOp::Product, c10d::ReduceOp::PRODUCT));
+static_assert(isAlike(ReduceOp::Min, c10d::ReduceOp::MIN));
+static_assert(isAlike(ReduceOp::Max, c10d::ReduceOp::MAX));
+static_assert(isAlike(ReduceOp::BitAnd, c10d::ReduceOp::BAND));
+static_assert(isAlike(ReduceOp::BitOr, c10d::ReduceOp::BOR));
+static_assert(isAlike(ReduceOp::BitXor, c10d::ReduceOp::BXOR));
+static_assert(isAlike(ReduceOp::PreMulSum, c10d::ReduceOp::PREMUL_SUM));
 
 void setFactor(Call& call, Request& request, const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
@@ -52,14 +51,12 @@ void setFactor(Call& call, Request& request, const c10d::ReduceOp& op) {
 }  // namespace
 
 void setReduction(Call& call, Request& request, const c10d::ReduceOp& op) {
-  const auto* known = std::find_if(std::begin(kOperations), std::end(kOperations),
-                                   [&op](const auto& pair) { return pair.first == op.op_; });
-  if (known == std::end(kOperations)) {
+  if (op.op_ > c10d::ReduceOp::PREMUL_SUM) {
     refuse(call.site,
            "a reduction of ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM",
            concat("operation ", static_cast<int>(op.op_)));
   }
-  request.op = known->second;
+  request.op = static_cast<ReduceOp>(op.op_);
   if (request.op == ReduceOp::PreMulSum) setFactor(call, request, op);
   if (call.onDevice()) return;  // the library checks it
   request.kernel = named(call.site, [&] { return reduceFunction(request.dtype, request.op); });

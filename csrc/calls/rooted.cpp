@@ -43,7 +43,7 @@ CallRef Doors::gather(std::vector<Tensors>& outputs, Tensors& inputs,
       sameType(site, input, out[i]);
       asLongAs(site, input, "output", i, out[i]);
     }
-    call->addOutputs(out, false);
+    call->addList(Call::Side::Out, out, false);
   } else if (!outputs.empty() && !outputs[0].empty()) {
     refuse(site, "no outputs on a rank that is not the root", concat(outputs[0].size()));
   }
@@ -61,7 +61,7 @@ CallRef Doors::gatherSingle(const at::Tensor& output, const at::Tensor& input,
     requireDense(site, output);
     sameType(site, input, output);
     wholeOf(site, input, "output", output, -1, " on the root");
-    call->addOutputParts(output);
+    call->addParts(Call::Side::Out, output);
     out = {output};
   }
   return asked(std::move(call), opts, {input}, out);
@@ -81,7 +81,7 @@ CallRef Doors::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
       sameType(site, in[i], output);
       asLongAs(site, output, "input", i, in[i]);
     }
-    call->addInputs(in, false);
+    call->addList(Call::Side::In, in, false);
   } else if (!inputs.empty() && !inputs[0].empty()) {
     refuse(site, "no inputs on a rank that is not the root", concat(inputs[0].size()));
   }
@@ -99,7 +99,7 @@ CallRef Doors::scatterSingle(const at::Tensor& output, const at::Tensor& input,
     requireDense(site, input);
     sameType(site, input, output);
     wholeOf(site, output, "input", input, -1, " on the root");
-    call->addInputParts(input);
+    call->addParts(Call::Side::In, input);
     in = {input};
   }
   return asked(std::move(call), opts, in, {output});

@@ -27,7 +27,7 @@
 #include "cpu/spin_time.hpp"
 #include "group/group_faults.hpp"
 #include "group/rendezvous.hpp"
-#include "network/group_network.hpp"
+#include "network/connection.hpp"
 #include "trace/trace.hpp"
 
 namespace fastcoll {
@@ -82,12 +82,10 @@ struct EngineInfo {
   std::size_t sharedBytes = 0;  // reserved by the process for all its groups
 };
 
-class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
-                        private GroupFaults,
-                        private LongMessages::Connector {
+class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private GroupFaults {
  public:
   CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
-            std::shared_ptr<GroupNetwork> network);
+            std::shared_ptr<Network> network);
   ~CpuEngine();
 
   /// For a running task: runs a collective.
@@ -151,7 +149,9 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   const Agreement& agree(Milliseconds timeout);
   void decide(Milliseconds timeout);
   void span(const Agreement& agreement, Milliseconds timeout);
-  PointToPoint& madePointToPoint() override;
+  void makeStream(const Hosts& hosts, std::size_t ringBytes);
+  PointToPoint& madePointToPoint();
+  PointToPoint* pointToPointSoFar();
   struct HostWatch;
   void watchHost();
   void endHostWatch() noexcept;
@@ -181,7 +181,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   ErrorChannel errors_;
-  const std::shared_ptr<GroupNetwork> network_;  // to other hosts
+  const std::shared_ptr<Network> network_;  // to other hosts
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;
@@ -190,7 +190,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>,
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
-  MultiHost multiHost_{*this, *this};
+  MultiHost multiHost_{*this};
   std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;

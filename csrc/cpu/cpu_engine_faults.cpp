@@ -87,14 +87,15 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
               fault.text);
 }
 
+/// nullptr: there is none yet.
+PointToPoint* CpuEngine::pointToPointSoFar() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return pointToPoint_.get();
+}
+
 /// Called after a collective and its group have failed, before the caller gets the error.
 void CpuEngine::takeConnectionsBack() noexcept {
-  PointToPoint* pointToPoint = nullptr;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    pointToPoint = pointToPoint_.get();
-  }
-  if (pointToPoint != nullptr) pointToPoint->giveBack();
+  if (PointToPoint* const made = pointToPointSoFar()) made->giveBack();
 }
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
@@ -112,15 +113,13 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
     if (!told) fault = publish(fault);
     if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
     if (rendezvous_ != nullptr) rendezvous_->cancel();
-    PointToPoint* pointToPoint = nullptr;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!fault_) fault_ = fault;
       state_ |= kCheck;
       changed_.notify_all();
-      pointToPoint = pointToPoint_.get();
     }
-    if (pointToPoint != nullptr) pointToPoint->failAll();
+    if (PointToPoint* const made = pointToPointSoFar()) made->failAll();
   } catch (...) {
     log(LogLevel::Warn, "group '", config_.name, "': the abort itself failed");
   }
@@ -129,13 +128,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 // --- a fault of this host, while its leader calls nothing ----------------------------------------
 
 /// The keeper thread's pointer to an engine; null when the engine is about to end.
-struct CpuEngine::HostWatch final : LocalProcess::Watch {
-  explicit HostWatch(CpuEngine* of) : engine(of) {}
-  bool poll() noexcept override {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return engine != nullptr && engine->pollHost();
-  }
-
+struct CpuEngine::HostWatch {
   std::mutex mutex;
   CpuEngine* engine;
 };
@@ -144,8 +137,12 @@ struct CpuEngine::HostWatch final : LocalProcess::Watch {
 /// a long time, while another host waits for their leader or for a message. So the keeper thread of
 /// each rank checks periodically.
 void CpuEngine::watchHost() {
-  hostWatch_ = std::make_shared<HostWatch>(this);
-  process_->watch(hostWatch_);
+  hostWatch_ = std::make_shared<HostWatch>();
+  hostWatch_->engine = this;
+  process_->watch([watch = hostWatch_] {
+    const std::lock_guard<std::mutex> lock(watch->mutex);
+    return watch->engine != nullptr && watch->engine->pollHost();
+  });
 }
 
 void CpuEngine::endHostWatch() noexcept {

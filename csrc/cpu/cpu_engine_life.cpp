@@ -33,7 +33,7 @@ void setText(char (&field)[N], const std::string& value) {
 // ------------------------------------------------------------------
 
 CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
-                     std::shared_ptr<GroupNetwork> network)
+                     std::shared_ptr<Network> network)
     : config_(std::move(config)),
       spin_(config_.settings.spinMicros),
       digests_(config_.settings.digestsOf()),
@@ -93,7 +93,7 @@ CpuEngine::~CpuEngine() {
     (void)memory_.release();
     (void)multiHost_.links.release();
     (void)new std::shared_ptr<KeyValueStore>(store_);
-    (void)new std::shared_ptr<GroupNetwork>(network_);
+    (void)new std::shared_ptr<Network>(network_);
     return;
   }
   shutdown();
@@ -127,9 +127,7 @@ void CpuEngine::decide(Milliseconds timeout) {
   spin_.decide(agreement.coresEach);
   cores_ = coresOfProcess(agreement.coresEach);
   if (agreement.hosts.count() == 1) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(),
-                                              config_.settings.ringBytes, spin_.micros(),
-                                              config_.settings.storesChoice());
+    makeStream(agreement.hosts, config_.settings.ringBytes);
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, "group '", config_.name, "' rank ", config_.rank, "/", config_.size,
@@ -139,16 +137,21 @@ void CpuEngine::decide(Milliseconds timeout) {
   span(agreement, timeout);
 }
 
+void CpuEngine::makeStream(const Hosts& hosts, std::size_t ringBytes) {
+  stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), ringBytes, spin_.micros(),
+                                            config_.settings.storesChoice());
+}
+
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   multiHost_.hosts = agreement.hosts;
   multiHost_.sums = SumTree(agreement.hosts);
   multiHost_.ringBytes = kMultiHostRing * config_.settings.ringBytes;
   multiHost_.tuning = config_.tuning;
   multiHost_.memory = memory_.get();
+  multiHost_.connections = &madePointToPoint();
   const Hosts& hosts = multiHost_.hosts;
   if (hosts.local().size() > 1) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), multiHost_.ringBytes,
-                                              spin_.micros(), config_.settings.storesChoice());
+    makeStream(hosts, multiHost_.ringBytes);
     stream_->setGrace(kGrace);
     multiHost_.stream = stream_.get();
   }
@@ -156,8 +159,8 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
     const ErrorSite site = errorSite("init", config_, 0);
     const std::string own = memory_->memberName(config_.rank) + ": ";
     try {
-      multiHost_.links = std::make_unique<Links>(network_->get(), hosts, *memory_, agreement.id,
-                                                 timeout, kGrace, multiHost_.faults);
+      multiHost_.links = std::make_unique<Links>(network_, hosts, *memory_, agreement.id, timeout,
+                                                 kGrace, multiHost_.faults);
     } catch (const CannotConnect& error) {
       throw Error(error.kind(), site, own, error.what());
     } catch (const Error& error) {

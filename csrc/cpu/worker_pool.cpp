@@ -25,11 +25,6 @@ struct Pool {
   bool draining = false;
 };
 
-Pool& pool() {
-  static auto* all = new PerProcess<Pool>;  // threads may outlive static destructors
-  return all->get();
-}
-
 thread_local bool onWorker = false;
 
 void work(Pool& p) {
@@ -63,7 +58,7 @@ void work(Pool& p) {
 }  // namespace
 
 void runOnWorker(std::function<void()> job) {
-  Pool& p = pool();
+  auto& p = perProcess<Pool>();
   std::lock_guard<std::mutex> lock(p.mutex);
   p.jobs.push_back(std::move(job));
   if (p.idle >= p.jobs.size()) {
@@ -81,7 +76,7 @@ void runOnWorker(std::function<void()> job) {
 }
 
 void dismissWorkers() noexcept {
-  Pool& p = pool();
+  auto& p = perProcess<Pool>();
   const std::lock_guard<std::mutex> lock(p.mutex);
   p.dismissed = p.threads;
   p.wake.notify_all();
@@ -89,7 +84,7 @@ void dismissWorkers() noexcept {
 
 void drainWorkers() noexcept {
   if (onWorker) return;  // a pooled thread would wait for itself
-  Pool& p = pool();
+  auto& p = perProcess<Pool>();
   std::unique_lock<std::mutex> lock(p.mutex);
   p.draining = true;
   p.wake.notify_all();

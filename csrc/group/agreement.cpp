@@ -19,6 +19,8 @@ constexpr Milliseconds kArrivalAfter{100};
 // Time for a running process to answer, before this rank checks what else may have happened.
 constexpr Milliseconds kAnswer{2};
 
+constexpr char kNotArrived[] = " has not arrived at the group's first collective";
+
 std::string arrivalKey(std::uint64_t nonce) {
   return concat("fastcoll/c/", nonce);
 }
@@ -49,11 +51,6 @@ std::string Rendezvous::reasonOf(const std::string& vote) const {
   return vote.substr(head.size(), kLongestReason);
 }
 
-std::string Rendezvous::nameOf(const GroupRecord& record) {
-  return concat("pid ", record.pid, ", host ",
-                std::string(record.host, strnlen(record.host, sizeof record.host)));
-}
-
 void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason) const {
   throw Error(
       ErrorKind::Backend, site(),
@@ -76,16 +73,16 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
     checkNextRank();
   });
   std::vector<GroupRecord> records(values.size());
-  std::string missing;
+  std::vector<int> missing;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     const std::size_t i = rank;
-    if (values[i].empty()) missing += concat(missing.empty() ? "" : ", ", rank);
+    if (values[i].empty()) missing.push_back(rank);
     if (values[i].empty()) continue;
     (void)parse(rank, values[i], records[i]);  // rank 0 decides what is stale
     require(rank, records[i]);
   }
   if (missing.empty()) return records;
-  throw Error(ErrorKind::Store, site(), "rank 0 timed out before rank(s) ", missing,
+  throw Error(ErrorKind::Store, site(), "rank 0 timed out before rank(s) ", listOf(missing),
               " had created the group. Read the error of rank 0.");
 }
 
@@ -104,19 +101,22 @@ bool Rendezvous::hasPostedArrival(const GroupRecord& record) {
 /// Timed out: names the ranks that have not created the group, or not arrived at its first
 /// collective.
 void Rendezvous::throwNotGathered(Milliseconds timeout) {
-  std::string without, late;
+  std::vector<int> without;
+  std::vector<std::string> late;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     GroupRecord record{};
     if (!read(rank, record)) {
-      without += concat(without.empty() ? "" : ", ", rank);
+      without.push_back(rank);
     } else if (!hasPostedArrival(record)) {
-      late += concat(late.empty() ? "" : "; ", "rank ", rank, " (", nameOf(record), stateOf(record),
-                     ") has not arrived at the group's first collective");
+      late.push_back(nameOf(record, stateOf(record)) + kNotArrived);
     }
   }
-  if (!without.empty())
-    timedOut(concat("rank(s) ", without, " have not created the group"), timeout);
-  timedOut(late.empty() ? "rank 0 has not gathered the ranks' records" : late, timeout);
+  if (!without.empty()) {
+    timedOut(concat("rank(s) ", listOf(without), " have not created the group"), timeout);
+  }
+  timedOut(late.empty() ? "rank 0 has not gathered the ranks' records"
+                        : listOf(late, std::identity(), "; "),
+           timeout);
 }
 
 // --- the ranks of this host ---------------------------------------------------------------------
@@ -129,18 +129,15 @@ std::string Rendezvous::stateOf(const GroupRecord& record) const {
 
 /// Timed out: the ranks that cannot be bound, with their reasons.
 std::string Rendezvous::missingOf(const std::vector<int>& peers) {
-  std::string missing;
-  for (const int peer : peers) {
-    const auto& record = records_[peer];
-    if (bind(record, kAnswer)) continue;
+  const auto missing = [this](int peer) -> std::string {
+    const GroupRecord& record = records_[peer];
+    if (bind(record, kAnswer)) return "";
     std::string vote;
     const bool voted = roster_.get(kVotes, peer, vote);
-    missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (", nameOf(record),
-                      stateOf(record), ") ",
-                      voted ? "cannot be reached over its unix socket"
-                            : "has not arrived at the group's first collective");
-  }
-  return missing;
+    return nameOf(record, stateOf(record)) +
+           (voted ? " cannot be reached over its unix socket" : kNotArrived);
+  };
+  return listOf(peers, missing, "; ");
 }
 
 /// Binds the blocks of all peers. Returns "", or why one cannot be bound; nullopt if the records
@@ -187,16 +184,14 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   const auto onPoll = [&] {
     throwIfCancelled();
     if (Clock::now() >= deadline) {
-      std::string missing, undecided;
+      std::vector<int> missing, undecided;
       for (const int rank : roster_.missing(kVotes)) {  // some may wait for ranks of their hosts
-        auto& list = hasPostedArrival(records_[rank]) ? undecided : missing;
-        list += concat(list.empty() ? "" : ", ", rank);
+        (hasPostedArrival(records_[rank]) ? undecided : missing).push_back(rank);
       }
-      timedOut(
-          missing.empty()
-              ? concat("rank(s) ", undecided, " have not reported whether they can share memory")
-              : concat("rank(s) ", missing, " have not arrived at the group's first collective"),
-          timeout);
+      timedOut(concat("rank(s) ", listOf(missing.empty() ? undecided : missing), " have not ",
+                      missing.empty() ? "reported whether they can share memory"
+                                      : "arrived at the group's first collective"),
+               timeout);
     }
     if (++polls % 8 == 0) restart = membersChanged();
   };
@@ -224,7 +219,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     const Hosts hosts = hostsOf(records_, "");
     const std::vector<int>& local = hosts.local();
     for (const auto& record : records_) {
-      memory_.nameMember(static_cast<int>(record.rank), nameOf(record));
+      memory_.nameMember(static_cast<int>(record.rank), processOf(record));
     }
     std::optional<std::string> problem = "";
     if (local.size() > 1) {

@@ -79,9 +79,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   }
   barriers_.post(round, own + "missing");
   if (!waitAllRanks) missing.resize(1);
-  std::string ranks;
-  for (const int rank : missing) ranks += concat(ranks.empty() ? "" : ", ", rank);
-  throw Error(ErrorKind::Timeout, where, missing.size() > 1 ? "Ranks " : "Rank ", ranks,
+  throw Error(ErrorKind::Timeout, where, missing.size() > 1 ? "Ranks " : "Rank ", listOf(missing),
               " failed to pass monitoredBarrier in ", timeout.count(),
               " ms. Find the delay, or raise the timeout.");
 }

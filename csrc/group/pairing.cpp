@@ -46,7 +46,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   if (memory_.isConfirmed(peer)) return Met::Here;
   GroupRecord record{};
   if (!read(peer, record)) return Met::NotYet;
-  memory_.nameMember(peer, nameOf(record));
+  memory_.nameMember(peer, processOf(record));
   if (!sharesHost(record)) {
     for (const GroupRecord& by : {own_, record}) {
       if (by.sharedMemory != SharedMemoryChoice::Require) continue;
@@ -73,7 +73,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
 Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   GroupRecord record{};
   if (!read(peer, record)) return Met::NotYet;
-  memory_.nameMember(peer, nameOf(record));
+  memory_.nameMember(peer, processOf(record));
   if (sharesHost(record)) return Met::Pairing;
   throwIfLost(record);
   const bool first = memory_.rank() < peer;

@@ -31,8 +31,7 @@ std::uint32_t countGroup(const std::string& name, int rank) {
     std::mutex mutex;
     std::map<std::pair<std::string, int>, std::uint32_t> made;
   };
-  static auto* counts = new PerProcess<Counts>;
-  Counts& here = counts->get();
+  auto& here = perProcess<Counts>();
   const std::lock_guard<std::mutex> lock(here.mutex);
   return here.made[{name, rank}]++;
 }
@@ -59,6 +58,14 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
 
 ErrorSite Rendezvous::site() const {
   return errorSite("init", memory_.identity());
+}
+
+std::string Rendezvous::processOf(const GroupRecord& record) {
+  return concat("pid ", record.pid, ", host ", text(record.host));
+}
+
+std::string Rendezvous::nameOf(const GroupRecord& record, const std::string& state) {
+  return concat("rank ", record.rank, " (", processOf(record), state, ")");
 }
 
 /// Whether the process that wrote the record runs: 1 yes, 0 no, -1 it cannot be seen from here.
@@ -106,8 +113,8 @@ void Rendezvous::throwEnded(const GroupRecord& record) {
   throwIfGroupPublished();
   throwIfPublished(record);
   const std::string cause = concat(
-      "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
-      "): connection closed by peer (process died) before the group's ranks had met", kReadLog);
+      nameOf(record), ": connection closed by peer (process died) before the group's ranks had met",
+      kReadLog);
   // For ranks of other hosts, which cannot detect that it has ended.
   writeFault(store_, faultKey(record.nonce), {ErrorKind::Backend, cause});
   throw GroupLost(ErrorKind::Backend, site(), cause);
@@ -179,13 +186,10 @@ std::vector<std::string> Rendezvous::faultKeys() const {
 }
 
 std::string Rendezvous::endedProcesses() const {
-  std::string ended;
-  for (const auto& record : records_) {
-    if (!processEnded(record) || memory_.hasLeft(static_cast<int>(record.rank))) continue;
-    ended += concat(ended.empty() ? "" : ", ", "rank ", record.rank, " (pid ", record.pid,
-                    ", host ", text(record.host), ")");
-  }
-  return ended;
+  return listOf(records_, [this](const GroupRecord& record) -> std::string {
+    const bool left = memory_.hasLeft(static_cast<int>(record.rank));
+    return processEnded(record) && !left ? nameOf(record) : "";
+  });
 }
 
 void Rendezvous::publish() {
@@ -197,8 +201,8 @@ void Rendezvous::publish() {
     const bool same = other.pid == own_.pid && other.processStart == own_.processStart;
     if (other.magic == kArenaMagic && other.generation == own_.generation && !same &&
         processRuns(other) == 1) {
-      throw Error(ErrorKind::Backend, site(), "another process (pid ", other.pid, ", host ",
-                  text(other.host), ") joined as rank ", memory_.rank(),
+      throw Error(ErrorKind::Backend, site(), "another process (", processOf(other),
+                  ") joined as rank ", memory_.rank(),
                   " too, before this one. Give every process its own rank.");
     }
   }
@@ -229,8 +233,8 @@ void Rendezvous::require(int rank, const GroupRecord& record) const {
                 "). Install the same version for all ranks.");
   }
   if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
-    throw Error(ErrorKind::Backend, site(), "rank ", rank, " (pid ", record.pid, ", host ",
-                text(record.host), ") reports that it is rank ", record.rank, " of ", record.size,
+    throw Error(ErrorKind::Backend, site(), "rank ", rank, " (", processOf(record),
+                ") reports that it is rank ", record.rank, " of ", record.size,
                 ". All ranks must be given the same world size.");
   }
   if (record.ringBytes != own_.ringBytes) {
@@ -290,9 +294,8 @@ void Rendezvous::requireToBeAlone() {
   GroupRecord stored{};
   std::memcpy(&stored, mine.data(), sizeof stored);
   if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
-  throw GroupLost(ErrorKind::Backend, site(), "another process (pid ", stored.pid, ", host ",
-                  text(stored.host), ") joined as rank ", memory_.rank(),
-                  " too. Give every process its own rank.");
+  throw GroupLost(ErrorKind::Backend, site(), "another process (", processOf(stored),
+                  ") joined as rank ", memory_.rank(), " too. Give every process its own rank.");
 }
 
 /// Checks one other rank, the next one each time. Throws if it has failed or its process has ended.

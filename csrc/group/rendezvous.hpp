@@ -160,7 +160,10 @@ class Rendezvous {
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote) const;
   static std::string hostKey(const GroupRecord& record);
-  static std::string nameOf(const GroupRecord& record);
+  /// "pid 4711, host h1"
+  static std::string processOf(const GroupRecord& record);
+  /// "rank 1 (pid 4711, host h1, state T)", with that `state`.
+  static std::string nameOf(const GroupRecord& record, const std::string& state = "");
   bool sharesHost(const GroupRecord& record) const;
   [[noreturn]] void throwDemanded(const GroupRecord& by, const std::string& reason) const;
   Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;

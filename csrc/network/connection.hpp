@@ -53,6 +53,8 @@ class Connection {
   virtual TransferRef receive(void* data, std::size_t bytes, int tag) = 0;
 };
 
+/// The network of one group. It takes no sockets and threads before its first connection. From any
+/// thread.
 class Network {
  public:
   /// Time for the other end to connect. It is about to, but may need the GIL, which a computation

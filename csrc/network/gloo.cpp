@@ -247,8 +247,7 @@ struct GlooNetwork::Device {
       std::mutex mutex;
       std::weak_ptr<Device> device;
     };
-    static auto* all = new PerProcess<Shared>;
-    Shared& now = all->get();
+    auto& now = perProcess<Shared>();
     const std::lock_guard<std::mutex> lock(now.mutex);
     auto found = now.device.lock();
     if (found == nullptr) now.device = found = std::make_shared<Device>();
@@ -264,13 +263,20 @@ void GlooNetwork::setFactory(std::function<Maker()> factory) {
   Device::factory() = std::move(factory);
 }
 
-GlooNetwork::GlooNetwork(const NetworkSetup& setup) : setup_(setup), device_(Device::get()) {}
+GlooNetwork::GlooNetwork(NetworkSetup setup) : setup_(std::move(setup)) {}
 
 GlooNetwork::~GlooNetwork() = default;
+
+std::shared_ptr<GlooNetwork::Device> GlooNetwork::device() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (device_ == nullptr) device_ = Device::get();
+  return device_;
+}
 
 std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
                                                  Milliseconds timeout,
                                                  const std::function<void()>& check) {
+  const auto device = this->device();
   requireDescriptors();
   const auto end = Clock::now() + timeout;
   // A backend keeps the store in which it waits. That may outlive this call and this network.
@@ -286,17 +292,17 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
     const auto prefix = "fastcoll/link/" + name + way;
     const auto patient = c10::make_intrusive<PollingStore<decltype(wait)>>(
         setup_.store, prefix + "/decision", left, wait);
-    auto made = device_->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient),
-                              first ? 0 : 1, 2, std::min(left, kGlooConnects));
+    auto made = device->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient), first ? 0 : 1,
+                             2, std::min(left, kGlooConnects));
     patient->throwIfEnded();
     made->setTimeout(kNever);
     return made;
   };
   try {
-    const auto before = device_->sockets.connected();
+    const auto before = device->sockets.connected();
     auto there = backend("/there"), back = backend("/back");
     std::vector<int> made;
-    for (const int fd : device_->sockets.connected()) {
+    for (const int fd : device->sockets.connected()) {
       if (std::ranges::find(before, fd) == before.end()) made.push_back(fd);
     }
     LoopSockets::tune(made, setup_.silence);
@@ -305,7 +311,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
       sockets_.insert(sockets_.end(), made.begin(), made.end());
     }
     if (!first) std::swap(there, back);
-    return std::make_unique<GlooConnection>(device_->alarm, std::move(there), std::move(back),
+    return std::make_unique<GlooConnection>(device->alarm, std::move(there), std::move(back),
                                             first ? 1 : 0);
   } catch (const std::exception& error) {
     lost(error);
@@ -313,11 +319,11 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
 }
 
 void GlooNetwork::drain(TimePoint until) {
-  const auto sockets = [this] {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return sockets_;
-  }();
-  device_->sockets.drain(sockets, until);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto device = device_;
+  const auto sockets = sockets_;
+  lock.unlock();
+  if (device != nullptr) device->sockets.drain(sockets, until);
 }
 
 }  // namespace fastcoll

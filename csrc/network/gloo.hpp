@@ -27,7 +27,7 @@ class GlooNetwork : public Network {
   /// exists. Call it before the first group is made.
   static void setFactory(std::function<Maker()> factory);
 
-  explicit GlooNetwork(const NetworkSetup& setup);
+  explicit GlooNetwork(NetworkSetup setup);
   ~GlooNetwork() override;
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first, Milliseconds timeout,
@@ -42,11 +42,13 @@ class GlooNetwork : public Network {
   class GlooTransfer;
   class GlooConnection;
 
+  std::shared_ptr<Device> device();
+
   const NetworkSetup setup_;
-  const std::shared_ptr<Device> device_;
   const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
   std::mutex mutex_;
-  std::vector<int> sockets_;  // of connections made here; some may be closed
+  std::shared_ptr<Device> device_;  // nullptr before the first connection
+  std::vector<int> sockets_;        // of connections made here; some may be closed
 };
 
 }  // namespace fastcoll

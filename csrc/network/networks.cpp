@@ -8,29 +8,27 @@ namespace fastcoll {
 namespace {
 
 template <typename Kind>
-std::shared_ptr<GroupNetwork> prepare(NetworkSetup setup) {
-  return std::make_shared<GroupNetwork>(
-      [setup = std::move(setup)] { return std::make_shared<Kind>(setup); });
+std::shared_ptr<Network> make(NetworkSetup setup) {
+  return std::make_shared<Kind>(std::move(setup));
 }
 
 struct Row {
   const char* name;
-  std::shared_ptr<GroupNetwork> (*prepare)(NetworkSetup);
+  std::shared_ptr<Network> (*make)(NetworkSetup);
 };
 constexpr Row kNetworks[] = {
-    {"gloo", &prepare<GlooNetwork>},
+    {"gloo", &make<GlooNetwork>},
 };
 
 }  // namespace
 
-std::shared_ptr<GroupNetwork> groupNetwork(const std::string& name, NetworkSetup setup) {
-  std::string names;
+std::shared_ptr<Network> networkNamed(const std::string& name, NetworkSetup setup) {
   for (const Row& row : kNetworks) {
-    if (name == row.name) return row.prepare(std::move(setup));
-    names += (names.empty() ? "" : ", ") + std::string(row.name);
+    if (name == row.name) return row.make(std::move(setup));
   }
-  throw Error(ErrorKind::Value, concat("FASTCOLL_NETWORK or Options.network is '", name,
-                                       "': expected one of ", names, ". Correct or unset it."));
+  throw Error(ErrorKind::Value, "FASTCOLL_NETWORK or Options.network is '", name,
+              "': expected one of ", listOf(kNetworks, [](const Row& row) { return row.name; }),
+              ". Correct or unset it.");
 }
 
 }  // namespace fastcoll

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "network/group_network.hpp"
+#include "network/connection.hpp"
 
 namespace fastcoll {
 
@@ -18,6 +18,6 @@ struct NetworkSetup {
 };
 
 /// A group's network of that name. Throws Error(Value) that lists the names.
-std::shared_ptr<GroupNetwork> groupNetwork(const std::string& name, NetworkSetup setup);
+std::shared_ptr<Network> networkNamed(const std::string& name, NetworkSetup setup);
 
 }  // namespace fastcoll

@@ -123,7 +123,6 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   arena->base_ = static_cast<std::uint8_t*>(memory);
   arena->bytes_ = bytes;
   ::madvise(memory, bytes, MADV_DONTDUMP);
-  // O_TMPFILE files cannot be sealed; a peer of the same user is then trusted not to truncate.
   ::fcntl(arena->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   const std::uint64_t offset = arena->allocate(ArenaHeader::kBytes);
   if (offset != 0)
@@ -260,15 +259,12 @@ void Arena::punch(std::uint64_t offset, std::size_t bytes) noexcept {
 }
 
 void Arena::releaseRetired(TimePoint now) noexcept {
-  for (auto it = extents_.begin(); it != extents_.end();) {
-    const auto& [offset, extent] = *it;
-    if (!extent.reusableFrom || *extent.reusableFrom > now) {
-      ++it;
-      continue;
-    }
-    punch(offset, extent.bytes);
-    it = extents_.erase(it);
-  }
+  std::erase_if(extents_, [&](const auto& one) {
+    const auto& [offset, extent] = one;
+    const bool over = extent.reusableFrom && *extent.reusableFrom <= now;
+    if (over) punch(offset, extent.bytes);
+    return over;
+  });
 }
 
 std::size_t Arena::used() const {

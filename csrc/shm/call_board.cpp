@@ -75,11 +75,7 @@ std::string CallBoard::lastOf(int peer) const {
 std::optional<std::string> CallBoard::mismatch() {
   for (const int peer : members_) {
     if (peer == memory_.rank()) continue;
-    std::uint64_t number = countOf(peer);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      number = std::min(number, count_);
-    }
+    const std::uint64_t number = std::min(countOf(peer), ownCount());
     if (number <= compared_[peer]) continue;
     // A rank that has neither line leaves it to the other one, or to a later comparison.
     const auto mine = ownLine(number), theirs = lineOf(peer, number);
@@ -107,11 +103,7 @@ std::string CallBoard::difference(int peer, std::uint64_t number) const {
   theirs.signature.seq = mine.signature.seq;
   const bool alike = agree(mine.signature, theirs.signature, mine.signature.count);
   theirs.signature.seq = seq;
-  std::uint64_t ago = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ago = count_ - number;
-  }
+  const std::uint64_t ago = ownCount() - number;
   return concat(mismatched(memory_.rank(), describe(mine.signature), memory_.memberName(peer),
                            describe(theirs.signature)),
                 alike ? " with other parts" : "", isFirst ? ", " : ", or differed before, ", ago,

@@ -48,6 +48,10 @@ class CallBoard {
     std::uint64_t history = 0;
     Signature signature{};
   };
+  std::uint64_t ownCount() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return count_;
+  }
   std::optional<Line> ownLine(std::uint64_t number) const;
   std::optional<Line> lineOf(int peer, std::uint64_t number) const;
   std::string difference(int peer, std::uint64_t number) const;

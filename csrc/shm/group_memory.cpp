@@ -87,6 +87,14 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   return true;
 }
 
+std::vector<int> GroupMemory::boundPeers() const {
+  std::vector<int> peers;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && isBound(peer)) peers.push_back(peer);
+  }
+  return peers;
+}
+
 void GroupMemory::confirm(int peer, std::uint64_t nonce) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   for (auto& [rank, bound] : everBound_) {

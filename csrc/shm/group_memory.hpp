@@ -37,6 +37,7 @@ class GroupMemory {
   /// instance is confirmed. Throws Error(Backend) if the memory there is not that rank's block.
   bool bind(int peer, std::shared_ptr<PeerProcess> process, std::uint64_t nonce);
   bool isBound(int peer) const { return member(peer) != nullptr; }
+  std::vector<int> boundPeers() const;
 
   const GroupIdentity& identity() const { return identity_; }
   int rank() const { return identity_.rank; }

@@ -34,14 +34,8 @@ struct Instance {
   std::weak_ptr<LocalProcess> process;
 };
 
-// Never destroyed: threads and late destructors may still use it at exit.
-Instance& instance() {
-  static auto* it = new PerProcess<Instance>;
-  return it->get();
-}
-
 void leaveAtExit() {
-  auto& it = instance();
+  auto& it = perProcess<Instance>();
   // try_lock: if a thread was ended inside get(), the exit must not hang.
   std::unique_lock<std::mutex> lock(it.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return;
@@ -70,7 +64,7 @@ char PeerProcess::state() const {
 }
 
 std::shared_ptr<LocalProcess> LocalProcess::get() {
-  auto& it = instance();
+  auto& it = perProcess<Instance>();
   std::lock_guard<std::mutex> lock(it.mutex);
   static const int registered = std::atexit(leaveAtExit);
   (void)registered;
@@ -120,19 +114,19 @@ void LocalProcess::wakeKeeper() const {
   [[maybe_unused]] const auto written = ::write(wakeEvent_.get(), &one, sizeof one);
 }
 
-void LocalProcess::watch(std::shared_ptr<Watch> watch) {
+void LocalProcess::watch(std::function<bool()> poll) {
   const std::lock_guard<std::mutex> lock(watchMutex_);
-  watches_.push_back(std::move(watch));
+  watches_.push_back(std::move(poll));
   wakeKeeper();
 }
 
 bool LocalProcess::pollWatches() {
-  std::vector<std::shared_ptr<Watch>> watches;
+  std::vector<std::function<bool()>> watches;
   {
     const std::lock_guard<std::mutex> lock(watchMutex_);
     watches.swap(watches_);
   }
-  std::erase_if(watches, [](const auto& watch) { return !watch->poll(); });
+  std::erase_if(watches, [](const auto& poll) { return !poll(); });
   const std::lock_guard<std::mutex> lock(watchMutex_);
   watches_.swap(watches);  // so that the line below seldom allocates
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),

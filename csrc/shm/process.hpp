@@ -89,16 +89,9 @@ class LocalProcess {
   /// it. Any thread calls it, one at a time.
   void hold(std::uint64_t offset, std::function<bool()> ended);
 
-  /// Polled by the keeper thread ten times a second, until poll() returns false. It must not wait.
-  class Watch {
-   public:
-    virtual bool poll() noexcept = 0;
-
-   protected:
-    ~Watch() = default;
-  };
-  /// Valid after start().
-  void watch(std::shared_ptr<Watch> watch);
+  /// Has the keeper thread call `poll` ten times a second, until it returns false. It must neither
+  /// wait nor throw. Valid after start().
+  void watch(std::function<bool()> poll);
 
   /// Marks a clean leave in the arena; also called at exit.
   void markCleanLeave() noexcept;
@@ -136,7 +129,7 @@ class LocalProcess {
   // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
   // thread that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;
-  std::vector<std::shared_ptr<Watch>> watches_;
+  std::vector<std::function<bool()>> watches_;
 };
 
 }  // namespace fastcoll

@@ -15,11 +15,6 @@ Devices& devices() {
   return *all;
 }
 
-WeakRegistry<DeviceEngine>& registry() {
-  static auto* all = new WeakRegistry<DeviceEngine>;  // outlives static destructors
-  return *all;
-}
-
 }  // namespace
 
 void setDeviceEngineMaker(DeviceEngineMaker maker) {
@@ -45,7 +40,7 @@ DeviceEngine& GroupDevice::engine(c10::DeviceType type) {
   if (devices().make == nullptr) devices().load();  // by import, so once, whatever thread comes
   group_.device = type;
   auto made = (*devices().make)(group_);
-  registry().add(made);
+  registryOf<DeviceEngine>().add(made);
   const std::lock_guard<std::mutex> lock(mutex_);
   throwIfOver();  // it may have ended meanwhile
   engine_ = std::move(made);
@@ -57,10 +52,6 @@ std::shared_ptr<DeviceEngine> GroupDevice::last(const std::string& why) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (over_.empty()) over_ = why;
   return engine_;
-}
-
-std::vector<std::shared_ptr<DeviceEngine>> GroupDevice::live() {
-  return registry().all();
 }
 
 /// Called under the lock.

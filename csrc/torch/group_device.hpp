@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "base/fork.hpp"
 #include "torch/device_engine.hpp"
@@ -28,8 +27,6 @@ class GroupDevice {
   /// As made(). No engine can be made after this call; `why` is for the errors.
   std::shared_ptr<DeviceEngine> last(const std::string& why);
   bool isMade() const { return isMade_.load(std::memory_order_acquire); }
-  /// The engines of this process's groups.
-  static std::vector<std::shared_ptr<DeviceEngine>> live();
 
  private:
   void throwIfOver() const;

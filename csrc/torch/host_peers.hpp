@@ -3,17 +3,24 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/exported.hpp"
 #include "shm/control_block.hpp"
 
 namespace fastcoll {
 
+class CallBoard;
 class CpuEngine;
+class GroupMemory;
 
 /// The first call under way of a device engine.
 struct UnderWay {
@@ -29,33 +36,48 @@ struct HostFault {
 };
 
 /// From any thread. After the group has ended, no call has an effect.
-class HostPeers {
+class FASTCOLL_EXPORTED HostPeers {
  public:
-  virtual ~HostPeers() = default;
+  /// Does not keep the engine.
+  explicit HostPeers(std::weak_ptr<CpuEngine> engine) : engine_(std::move(engine)) {}
   /// Meets the group's ranks, or the other rank of a pair. All these ranks call it. Any number of
   /// times. Throws Error.
-  virtual void meet(Milliseconds timeout) = 0;
-  virtual void meet(int peer, Milliseconds timeout) = 0;
+  void meet(Milliseconds timeout);
+  void meet(int peer, Milliseconds timeout);
   /// Shows the ranks of this host a call that all ranks make and that is not refused any more;
   /// returns its number, or 0 if there are none. `others`: a hash of what the signature does not
   /// have of it. One thread at a time.
-  virtual std::uint64_t post(const Signature& signature, std::uint64_t others) = 0;
+  std::uint64_t post(const Signature& signature, std::uint64_t others);
   /// Whether the CPU engine has failed, by a fault of this rank or of another one of the host.
-  virtual bool aborted() = 0;
+  bool aborted();
   /// Its fault.
-  virtual Fault recorded() = 0;
+  Fault recorded();
   /// Records a fault of this engine there, for the ranks of this host. Then this process may end,
   /// and they do not take its end for the cause.
-  virtual void record(const Fault& fault) = 0;
+  void record(const Fault& fault);
   /// A fault that this host shows: a rank has ended, has left before a call, or has made another
   /// call. Also warns of a rank that is stopped while the others wait.
-  virtual std::optional<HostFault> look(const UnderWay& call) = 0;
+  std::optional<HostFault> look(const UnderWay& call);
   /// "; not arrived: rank 2 (pid 4711, host h1), last call all_gather(seq 6), state T (stopped)":
   /// the ranks of this host that a call of that number waits for; "" if there are none.
-  virtual std::string late(std::uint64_t number) = 0;
-};
+  std::string late(std::uint64_t number);
 
-/// Does not keep the engine.
-std::shared_ptr<HostPeers> hostPeers(std::weak_ptr<CpuEngine> engine);
+ private:
+  /// Keeps the engine; nullptr after its end, or if the group has one rank.
+  std::shared_ptr<GroupMemory> memory() const;
+  std::shared_ptr<CallBoard> board() const;
+  /// Whether a rank has ended, or has left before the call.
+  bool isLost(const GroupMemory& memory, int peer, const UnderWay& call, TimePoint now);
+  void warnOfStopped(const GroupMemory& memory, const CallBoard& board, const UnderWay& call,
+                     TimePoint now);
+
+  const std::weak_ptr<CpuEngine> engine_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<CallBoard> board_;  // used only while the engine lives
+  std::mutex looking_;                // guards the rest
+  std::map<int, TimePoint> seen_;     // when a rank was seen first that had ended
+  std::set<int> stopped_;
+  TimePoint states_{};
+};
 
 }  // namespace fastcoll

@@ -138,10 +138,7 @@ bool CombinedWork::isCompleted() {
 }
 
 bool CombinedWork::isSuccess() const {
-  for (const auto& work : works_) {
-    if (!work->isSuccess()) return false;
-  }
-  return true;
+  return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
 }
 
 std::exception_ptr CombinedWork::exception() const {

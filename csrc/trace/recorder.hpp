@@ -58,6 +58,8 @@ struct Recorder {
 Recorder* recorder();
 /// Writes the dump and logs its path, or why it could not be written.
 void dumpByItself(const std::string& reason) noexcept;
+/// The group has failed because of another rank.
+void groupFailed(std::uint32_t group) noexcept;
 void startWatcher();
 void stopWatching() noexcept;
 

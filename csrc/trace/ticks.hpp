@@ -29,8 +29,6 @@ class Ticks {
     std::string source;
     std::ifstream("/sys/devices/system/clocksource/clocksource0/current_clocksource") >> source;
     counter_ = source == "tsc";
-    firstTicks_ = now();
-    firstNanos_ = steadyNanos();
   }
 
   std::int64_t now() const {
@@ -40,15 +38,8 @@ class Ticks {
     return steadyNanos();
   }
 
-  /// One moment by now() and in nanoseconds of CLOCK_MONOTONIC: with another one, the tick's
-  /// length.
-  std::int64_t firstTicks() const { return firstTicks_; }
-  std::int64_t firstNanos() const { return firstNanos_; }
-
  private:
   bool counter_ = false;
-  std::int64_t firstTicks_;
-  std::int64_t firstNanos_;
 };
 
 }  // namespace fastcoll::trace

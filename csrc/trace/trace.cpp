@@ -50,13 +50,6 @@ std::string quoted(const std::string& text) {
   return json + '"';
 }
 
-template <typename List, typename Text>
-std::string listed(const List& values, Text text) {
-  std::string json;
-  for (const auto& value : values) json += concat(json.empty() ? "" : ",", text(value));
-  return json;
-}
-
 /// What is the same in all states: names of what records have as numbers.
 std::string names() {
   std::vector<int> dtypes, ops;
@@ -68,10 +61,14 @@ std::string names() {
   };
   const auto dtype = [](int i) { return static_cast<DType>(i); };
   return concat(
-      "\"calls\":[", listed(calls, [](const char* name) { return quoted(name); }), "],\"dtypes\":[",
-      listed(dtypes, [&](int i) { return quoted(dtypeName(dtype(i))); }), "],\"bytes\":[",
-      listed(dtypes, [&](int i) { return concat(elementSize(dtype(i))); }), "],\"ops\":[",
-      listed(ops, [](int i) { return quoted(reduceOpName(static_cast<ReduceOp>(i))); }), "]");
+      "\"calls\":[", listOf(calls, quoted, ","), "],\"dtypes\":[",
+      listOf(
+          dtypes, [&](int i) { return quoted(dtypeName(dtype(i))); }, ","),
+      "],\"bytes\":[",
+      listOf(
+          dtypes, [&](int i) { return elementSize(dtype(i)); }, ","),
+      "],\"ops\":[",
+      listOf(ops, [](int i) { return quoted(reduceOpName(static_cast<ReduceOp>(i))); }, ","), "]");
 }
 
 /// Forgets groups that ended before the oldest record was made. Call it under the lock.
@@ -130,23 +127,17 @@ Recorder::Recorder(const Settings& settings, const std::string& version,
       head_(concat("{\"version\":", quoted(version), ",\"host\":", quoted(hostName()),
                    ",\"stacks\":", stacks ? "true" : "false", ",", names(), ",\"groups\":{")) {
   Header& header = ring.memory().header();
-  header.firstTicks = ticks.firstTicks();
-  header.firstNanos = ticks.firstNanos();
+  header.firstTicks = ticks.now();
+  header.firstNanos = steadyNanos();
 }
 
 void Recorder::publish() {
-  std::string json = head_;
-  const char* comma = "";
-  for (const auto& [number, known] : groups) {
-    json += std::exchange(comma, ",");
-    json += known.json;
-  }
-  json += "},\"errors\":{";
-  comma = "";
-  for (const auto& [id, error] : errors) {
-    json += concat(std::exchange(comma, ","), '"', id, "\":", quoted(error));
-  }
-  ring.memory().setJson(json + "}}");
+  const auto group = [](const auto& known) { return known.second.json; };
+  const auto error = [](const auto& one) {
+    return concat('"', one.first, "\":", quoted(one.second));
+  };
+  ring.memory().setJson(concat(head_, listOf(groups, group, ","), "},\"errors\":{",
+                               listOf(errors, error, ","), "}}"));
 }
 
 void begin(const Settings& settings, const std::string& version) {
@@ -190,11 +181,10 @@ std::uint32_t addGroup(Group group) {
   const std::lock_guard<std::mutex> lock(all->mutex);
   forgetGroups(*all);
   const std::uint32_t number = ++all->lastGroup;
-  const auto rank = [](int value) { return concat(value); };
   all->groups[number].json =
       concat('"', number, "\":{\"name\":", quoted(group.name),
              ",\"description\":", quoted(group.description), ",\"rank\":", group.rank,
-             ",\"ranks\":[", listed(group.ranks, rank), "]}");
+             ",\"ranks\":[", listOf(group.ranks, std::identity(), ","), "]}");
   all->groups[number].ranks = std::move(group.ranks);
   all->publish();
   return number;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -76,8 +77,6 @@ class HostWait {
 void fail(RecordId id, const std::string& error, bool groupFailed = true) noexcept;
 FASTCOLL_EXPORTED void fail(RecordId id, const std::exception_ptr& error,
                             bool groupFailed = true) noexcept;
-/// The group has failed because of another rank.
-void groupFailed(std::uint32_t group) noexcept;
 
 /// A copy of the trace's memory. Empty if nothing is recorded.
 std::string dump(const std::string& reason);
@@ -85,8 +84,10 @@ std::string dump(const std::string& reason);
 /// Returns the name. Throws Error(Value) if it cannot be written.
 FASTCOLL_EXPORTED std::string write(const std::string& reason, std::string path = "");
 
-/// Sets a function that the watcher calls every 100 ms if faults are dumped. It must not throw.
-void setPoll(void (*poll)());
+/// If faults are dumped, calls `failed` every 100 ms until unwatch(): the number of a group that
+/// has failed because of another rank, or 0. It must not throw.
+void watch(const void* owner, std::function<std::uint32_t()> failed);
+void unwatch(const void* owner);
 /// Ends the watcher, at exit. With FASTCOLL_DIGEST and FASTCOLL_TRACE_DUMP it first writes a dump,
 /// unless a group has failed.
 void end() noexcept;

@@ -3,8 +3,12 @@
 #include <pthread.h>
 
 #include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -18,42 +22,56 @@ namespace {
 
 constexpr Milliseconds kBetween{100};
 
-std::atomic<void (*)()> poller{nullptr};
-
 struct Watching {
   std::mutex mutex;
   std::condition_variable changed;
   bool ends = false;
   std::thread thread;
+
+  std::mutex groupsMutex;  // held while they are polled
+  std::map<const void*, std::function<std::uint32_t()>> groups;
 };
 
-Watching& watching() {
-  static auto* it = new PerProcess<Watching>;
-  return it->get();
+void poll(Watching& it) {
+  std::vector<std::uint32_t> failed;
+  {
+    const std::lock_guard<std::mutex> lock(it.groupsMutex);
+    for (const auto& [owner, group] : it.groups) failed.push_back(group());
+  }
+  for (const auto group : failed) groupFailed(group);  // writes a file, hence no lock
 }
 
-void watch(Watching& it) {
+void pollUntilTheEnd(Watching& it) {
   ::pthread_setname_np(::pthread_self(), "fastcoll-trace");
   std::unique_lock<std::mutex> lock(it.mutex);
   bool ends = false;
   while (!ends) {
     ends = it.changed.wait_for(lock, kBetween, [&] { return it.ends; });
     lock.unlock();
-    if (const auto poll = poller.load()) poll();
+    poll(it);
     lock.lock();
   }
 }
 
 }  // namespace
 
-void setPoll(void (*poll)()) {
-  poller.store(poll);
+void watch(const void* owner, std::function<std::uint32_t()> failed) {
+  if (!isWatching()) return;
+  auto& it = perProcess<Watching>();
+  const std::lock_guard<std::mutex> lock(it.groupsMutex);
+  it.groups.emplace(owner, std::move(failed));
+}
+
+void unwatch(const void* owner) {
+  auto& it = perProcess<Watching>();
+  const std::lock_guard<std::mutex> lock(it.groupsMutex);
+  it.groups.erase(owner);
 }
 
 void startWatcher() {
-  Watching& it = watching();
+  auto& it = perProcess<Watching>();
   try {
-    it.thread = startThread([&it] { watch(it); });
+    it.thread = startThread([&it] { pollUntilTheEnd(it); });
   } catch (const std::exception&) {
     log(LogLevel::Warn,
         "no thread could be started for the trace, so a fault of another rank writes no dump",
@@ -62,7 +80,7 @@ void startWatcher() {
 }
 
 void stopWatching() noexcept {
-  Watching& it = watching();
+  auto& it = perProcess<Watching>();
   std::thread ended;
   {
     const std::lock_guard<std::mutex> lock(it.mutex);

@@ -154,8 +154,10 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
         return _reduced_shards(bucket, state, state._blocks)
     if state._overlap is None:
         state._overlap = can_overlap(state.process_group, buffer.device)
-    if state._overlap or buffer.layout != torch.strided:
-        future = _reduced(buffer, state)
+    if buffer.layout != torch.strided:
+        future = _reduced_sparse(buffer, state)
+    elif state._overlap:
+        future = reduce_bucket([buffer], state.settings, state._squares).then(buffer)
     else:
         future = Future(devices=None if buffer.is_cpu else [buffer.device])
         state._kept.append((buffer, future))
@@ -194,12 +196,6 @@ def _fulfil(kept: list[tuple[Tensor, Future[Tensor]]], done: Future[Tensor]) -> 
     else:
         for buffer, future in kept:
             future.set_result(buffer)
-
-
-def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
-    if buffer.layout != torch.strided:
-        return _reduced_sparse(buffer, state)
-    return reduce_bucket([buffer], state.settings, state._squares).then(buffer)
 
 
 def _reduced_shards(

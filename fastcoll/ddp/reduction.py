@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, serving_backend
 from fastcoll.buckets import used_here
-from fastcoll.ddp.squares import Squares, kernels_of
+from fastcoll.ddp.squares import Squares, all_reduces_of, kernels_of
 
 __all__ = [
     "WIRE_DTYPES",
@@ -311,8 +311,5 @@ def _casts(tensor: Tensor, group: ProcessGroup) -> bool:
     """
     if tensor.is_cpu or tensor.dtype != torch.float32:
         return False
-    from fastcoll.cuda.engine import engine_of
-
-    engine = engine_of(group.group_name)
-    reduces = engine.all_reduces.get(tensor.device.index) if engine is not None else None
+    reduces = all_reduces_of(group, tensor.device)
     return reduces is not None and reduces.has_kernels()

@@ -22,7 +22,7 @@ from fastcoll.buckets import used_here
 if TYPE_CHECKING:
     from fastcoll.cuda.all_reduce import AllReduces
 
-__all__ = ["Clipping", "Squares", "kernels_of"]
+__all__ = ["Clipping", "Squares", "all_reduces_of", "kernels_of"]
 
 _EPSILON = 1e-6
 """torch.nn.utils.clip_grad_norm_ adds this to the norm that it divides by."""
@@ -143,8 +143,13 @@ def kernels_of(group: ProcessGroup | None, device: torch.device) -> AllReduces |
     group = group or dist.group.WORLD
     if group is None or serving_backend(group, device) is None or device.type == "cpu":
         return None
+    reduces = all_reduces_of(group, device)
+    return reduces if reduces is not None and reduces.region.topology.kernels else None
+
+
+def all_reduces_of(group: ProcessGroup, device: torch.device) -> AllReduces | None:
+    """Returns what plans the all-reduces of a group of fastcoll on a device; None before its first call there."""
     from fastcoll.cuda.engine import engine_of
 
     engine = engine_of(group.group_name)
-    reduces = engine.all_reduces.get(device.index) if engine is not None else None
-    return reduces if reduces is not None and reduces.region.topology.kernels else None
+    return engine.all_reduces.get(device.index) if engine is not None else None

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <string>
 
-#include "network/group_network.hpp"
+#include "network/connection.hpp"
 
 namespace stress {
 
@@ -140,9 +140,5 @@ class MemoryNetwork : public fastcoll::Network {
     const int side_;
   };
 };
-
-inline std::shared_ptr<fastcoll::GroupNetwork> memoryNetwork() {
-  return std::make_shared<fastcoll::GroupNetwork>([] { return std::make_shared<MemoryNetwork>(); });
-}
 
 }  // namespace stress

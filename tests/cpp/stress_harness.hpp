@@ -36,7 +36,7 @@ struct GroupOptions {
   std::string hostId;
   std::string digest = "off";
   int threads = 1;
-  std::shared_ptr<GroupNetwork> network = memoryNetwork();
+  std::shared_ptr<Network> network = std::make_shared<MemoryNetwork>();
 };
 
 /// One rank of a test.

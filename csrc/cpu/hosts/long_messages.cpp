@@ -23,10 +23,9 @@ auto LongMessages::lost(int rank, Call call) const {
 
 void LongMessages::begin() {
   if (pending_.empty()) return;
-  if (connections_ == nullptr) connections_ = &multiHost_.connector.madePointToPoint();
   for (Pending& one : pending_) {
     if (one.transfer != nullptr) continue;
-    if (lost(one.rank, [&] { return connections_->borrow(one.rank); })) beginOne(one);
+    if (lost(one.rank, [&] { return multiHost_.connections->borrow(one.rank); })) beginOne(one);
   }
 }
 
@@ -39,8 +38,8 @@ void LongMessages::beginOne(Pending& one) {
     if (one.sends) one.message->read(0, bytes, memory);
   }
   one.transfer = lost(one.rank, [&] {
-    return one.sends ? connections_->sendTo(one.rank, memory, bytes)
-                     : connections_->receiveFrom(one.rank, memory, bytes);
+    return one.sends ? multiHost_.connections->sendTo(one.rank, memory, bytes)
+                     : multiHost_.connections->receiveFrom(one.rank, memory, bytes);
   });
 }
 
@@ -52,12 +51,12 @@ void LongMessages::finish() {
     if (one == pending_.end()) break;
     begin();
     if (one->transfer != nullptr) continue;
-    connections_->awaitConnection(Clock::now() + kWaitSlice);
+    multiHost_.connections->awaitConnection(Clock::now() + kWaitSlice);
     checkTime(*one);
   }
   for (Pending& one : pending_) wait(one);
   multiHost_.copies.clear();
-  if (connections_ != nullptr) connections_->giveBack();
+  if (!pending_.empty()) multiHost_.connections->giveBack();
 }
 
 void LongMessages::wait(Pending& one) {

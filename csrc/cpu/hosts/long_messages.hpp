@@ -22,15 +22,6 @@ class PointToPoint;
 
 class LongMessages {
  public:
-  /// Makes this rank's connections to other ranks when they are first needed.
-  class Connector {
-   public:
-    virtual PointToPoint& madePointToPoint() = 0;
-
-   protected:
-    ~Connector() = default;
-  };
-
   /// Whether a message is so long that a network transfer of its own is worth its time.
   static bool areLong(std::size_t bytes) { return bytes > kShort; }
 
@@ -67,7 +58,6 @@ class LongMessages {
 
   MultiHost& multiHost_;
   const Request& request_;
-  PointToPoint* connections_ = nullptr;
   std::vector<Pending> pending_;
   TimePoint began_;  // when finish() began to wait
 };

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "cpu/algorithms/algorithm.hpp"
@@ -34,10 +33,10 @@ inline std::uint8_t* enlarged(std::size_t bytes, Scratch& memory) {
 constexpr Milliseconds kGrace{300};
 
 struct MultiHost {
-  MultiHost(GroupFaults& of, LongMessages::Connector& by) : faults(of), connector(by) {}
+  explicit MultiHost(GroupFaults& of) : faults(of) {}
 
   GroupFaults& faults;
-  LongMessages::Connector& connector;
+  PointToPoint* connections = nullptr;  // of this rank to those of other hosts
   Hosts hosts;
   SumTree sums;                     // of `hosts`
   SegmentStream* stream = nullptr;  // of this host's ranks, if there are several

@@ -154,11 +154,7 @@ class OutboundBlocks {
   }
   /// The length that the segments of all local ranks must have.
   std::size_t inBytes(std::size_t c) const {
-    std::size_t most = 0;
-    for (std::size_t p = 0; p < hosts_.local().size(); ++p) {
-      most = std::max(most, inOffset(p, hosts_.count(), c));
-    }
-    return most;
+    return most(here_, [&](std::size_t p) { return inOffset(p, hosts_.count(), c); });
   }
   /// Where the slices of a host begin in the leader's segment. For host `count`, its length.
   std::size_t outOffset(int from, std::size_t c) const {
@@ -245,12 +241,15 @@ class OutboundBlocks {
     }
     return sum;
   }
+  /// The largest of of(p), for the ranks at the places p of a host.
+  template <typename Of>
+  std::size_t most(int host, Of of) const {
+    std::size_t largest = 0;
+    for (std::size_t p = 0; p < hosts_.ranks(host).size(); ++p) largest = std::max(largest, of(p));
+    return largest;
+  }
   std::size_t chunks(int from, int to) const {
-    std::size_t most = 0;
-    for (std::size_t p = 0; p < hosts_.ranks(from).size(); ++p) {
-      most = std::max(most, blockBytes(from, p, to));
-    }
-    return ceilDiv(most, slice_);
+    return ceilDiv(most(from, [&](std::size_t p) { return blockBytes(from, p, to); }), slice_);
   }
   /// Calls use(offset in the message, offset in the slice, bytes) for what the slice of `length` in
   /// chunk `c` has of a message of `bytes` that begins at `at` of the block.

@@ -7,7 +7,6 @@
 // checks whether the peer has, too (see Rendezvous::tryConnect). A rank that receives from any
 // source checks all peers. When both have posted, a thread of each connects.
 #include <algorithm>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,8 +21,8 @@ constexpr std::chrono::microseconds kLongestPause{10000};
 
 }  // namespace
 
-/// Runs the job on a pooled thread; stop() waits for it.
-void PointToPoint::startJob(std::function<void()> job) {
+/// Runs the job on a pooled thread; stop() waits for it. False if no thread could be started.
+bool PointToPoint::startJob(std::function<void()> job) {
   ++jobs_;
   try {
     runOnWorker([this, owner = setup_.owner.lock(), job = std::move(job)]() mutable {
@@ -36,9 +35,11 @@ void PointToPoint::startJob(std::function<void()> job) {
       }
       owner.reset();
     });
-  } catch (...) {
+    return true;
+  } catch (const std::exception& error) {
     --jobs_;
-    throw;
+    warnNoThread(error);
+    return false;
   }
 }
 
@@ -48,15 +49,10 @@ void PointToPoint::needPeers() {
   if (finds_ || stopping_) return;
   const auto now = Clock::now();
   if (now >= nextFind_) {
-    try {
-      startJob([this] { findPeers(false); });
-      finds_ = true;
-      return;
-    } catch (const std::exception& error) {
-      warnNoThread(error);
-      findsHere_ = true;
-      nextFind_ = now + kLongestPause;
-    }
+    finds_ = startJob([this] { findPeers(false); });
+    if (finds_) return;
+    findsHere_ = true;
+    nextFind_ = now + kLongestPause;
   }
   nextTurn_ = std::min(nextTurn_, nextFind_);
 }
@@ -111,12 +107,10 @@ void PointToPoint::findPeers(bool once) {
         if (peer.place == Place::Elsewhere) setPlace(one.rank, Place::Pairing);
         mayBeBusy_[one.rank] = 1;  // it may be unmet()
       } else if (one.found == Place::Here) {
-        try {
-          startJob([this, rank = one.rank, name = one.name] { connectTo(rank, name); });
+        // Without a thread, retry later.
+        if (startJob([this, rank = one.rank, name = one.name] { connectTo(rank, name); })) {
           peer.remote.state = PeerConnection::State::Connecting;
           connects = true;
-        } catch (const std::exception& error) {  // no thread: retry later
-          warnNoThread(error);
         }
       }
     }
@@ -164,7 +158,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
   };
   try {
     channel = std::make_unique<RemoteChannel>(
-        setup_.network.get()->connect(name, memory_.rank() < rank, Network::kConnect, check));
+        setup_.network.connect(name, memory_.rank() < rank, Network::kConnect, check));
   } catch (const std::exception& error) {
     how = error.what();
   }

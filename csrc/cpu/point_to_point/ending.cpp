@@ -94,7 +94,7 @@ void PointToPoint::flushRemote(TimePoint until) {
     });
   });
   lock.unlock();
-  setup_.network.get()->drain(Clock::now() + Network::kDrain);
+  setup_.network.drain(Clock::now() + Network::kDrain);
   lock.lock();
   each([&](int rank, PeerConnection& remote) {
     // A fault closes the channel.

@@ -155,16 +155,14 @@ void PointToPoint::noteLost(int rank, const std::string& text) {
       std::ranges::none_of(all_, concerns)) {
     return;
   }
-  try {
-    startJob([this, rank, why = remote.cause] {
-      const Fault fault = setup_.faults.explain(rank, why);
-      const Lock lock(*this);
-      fail(fault.kind, fault.text);
-    });
-    remote.explaining = true;
-  } catch (const std::exception&) {  // no thread: fail without the cause
+  remote.explaining = startJob([this, rank, why = remote.cause] {
+    const Fault fault = setup_.faults.explain(rank, why);
+    const Lock lock(*this);
+    fail(fault.kind, fault.text);
+  });
+  // Without a thread, fail without the cause.
+  if (!remote.explaining)
     fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), remote.cause));
-  }
 }
 
 }  // namespace fastcoll

@@ -31,14 +31,14 @@ namespace fastcoll {
 /// A record's fields.
 struct RecordHead {
   /// kCredit and kClose are used between hosts only; see remote_channel.hpp.
-  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kCredit, kClose } kind;
-  std::int32_t tag;
-  std::uint32_t length;  // bytes of payload
-  DType dtype;
-  std::uint8_t asks;    // kMessage: the sender awaits an answer
-  std::uint8_t cell;    // number of the cell with the payload, or 0
-  std::uint64_t bytes;  // kMessage: of the whole message; kMove: of the new ring
-  std::uint64_t where;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: a number
+  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kCredit, kClose } kind = kNone;
+  std::int32_t tag = 0;
+  std::uint32_t length = 0;  // bytes of payload
+  DType dtype{};
+  std::uint8_t asks = 0;    // kMessage: the sender awaits an answer
+  std::uint8_t cell = 0;    // number of the cell with the payload, or 0
+  std::uint64_t bytes = 0;  // kMessage: of the whole message; kMove: of the new ring
+  std::uint64_t where = 0;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: a number
 };
 
 /// A record's first line. Its payload is in a cell, or in `payload` if it fits, else it begins in

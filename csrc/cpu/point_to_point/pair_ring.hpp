@@ -39,10 +39,22 @@ struct PairRing {
 /// The one or two runs of a record's payload.
 using RecordBytes = std::array<std::pair<const std::uint8_t*, std::size_t>, 2>;
 
-class PairWriter {
+/// One end of a channel.
+class PairEnd {
  public:
-  PairWriter(PairChannel& channel, PairCells& cells)
+  PairEnd(PairChannel& channel, PairCells& cells)
       : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0}, cells_(cells) {}
+
+ protected:
+  PairChannel& channel_;
+  PairRing ring_;
+  std::uint64_t position_ = 0;
+  PairCells& cells_;
+};
+
+class PairWriter : PairEnd {
+ public:
+  using PairEnd::PairEnd;
 
   /// Whether a record with `length` bytes of payload can be written now.
   bool fits(std::size_t length) {
@@ -82,11 +94,7 @@ class PairWriter {
   /// Continues in another ring, at `offset` of the sender's arena. A record without payload must
   /// fit.
   void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset, const RingStores& stores) {
-    RecordHead head{};
-    head.kind = RecordHead::kMove;
-    head.bytes = bytes;
-    head.where = offset;
-    write(head, Message(), 0);
+    write({.kind = RecordHead::kMove, .bytes = bytes, .where = offset}, Message(), 0);
     ring_ = {data, bytes, position_};
     stores_ = stores;
     free_ = position_ + bytes;
@@ -110,18 +118,13 @@ class PairWriter {
     });
   }
 
-  PairChannel& channel_;
-  PairRing ring_;
-  RingStores stores_;  // plain in the small ring
-  std::uint64_t position_ = 0;
+  RingStores stores_;                                  // plain in the small ring
   std::uint64_t free_ = PairChannel::kFirstRingBytes;  // end of the room, by the last `drained`
-  PairCells& cells_;
 };
 
-class PairReader {
+class PairReader : PairEnd {
  public:
-  PairReader(PairChannel& channel, PairCells& cells)
-      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0}, cells_(cells) {}
+  using PairEnd::PairEnd;
 
   /// The next record, or nullptr while there is none.
   const PairRecord* next() const {
@@ -161,12 +164,6 @@ class PairReader {
   /// Frees the room of all records taken so far. seq_cst, because this rank then reads whether the
   /// sender sleeps.
   void release() { channel_.drained.store(position_, std::memory_order_seq_cst); }
-
- private:
-  PairChannel& channel_;
-  PairRing ring_;
-  std::uint64_t position_ = 0;
-  PairCells& cells_;
 };
 
 }  // namespace fastcoll

@@ -32,7 +32,6 @@ PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, Setup se
       rendezvous_(rendezvous),
       setup_(std::move(setup)),
       ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
-      pieceBytes_(std::min(PairCells::kBytes, ringBytes_ / 4)),
       peers_(memory.size()),
       mayBeBusy_(memory.size()) {}
 
@@ -105,12 +104,8 @@ void PointToPoint::poll() {
   serveNetwork();
   if (!failing_) return;
   // On another thread: abort hooks may wait for the GIL, which a thread that polls a work holds.
-  try {
-    if (!failJob_) startJob([this] { failAll(); });
-    failJob_ = true;
-    lock.fails = false;
-  } catch (const std::exception&) {  // no thread: fail here
-  }
+  failJob_ = failJob_ || startJob([this] { failAll(); });
+  lock.fails = !failJob_;
 }
 
 void PointToPoint::complete(const Finished& finished) {

@@ -64,7 +64,7 @@
 #include "cpu/spin_time.hpp"
 #include "group/group_faults.hpp"
 #include "group/rendezvous.hpp"
-#include "network/group_network.hpp"
+#include "network/connection.hpp"
 #include "shm/group_memory.hpp"
 #include "shm/message.hpp"
 #include "trace/trace.hpp"
@@ -126,7 +126,7 @@ class PointToPoint {
 
   struct Setup {
     GroupFaults& faults;
-    GroupNetwork& network;  // to other hosts
+    Network& network;  // to other hosts
     SpinTime& spin;
     /// Its threads lock this, to keep alive what this object refers to.
     std::weak_ptr<void> owner;
@@ -249,6 +249,8 @@ class PointToPoint {
   bool advanceSends(int rank);
   bool readAnswers(Peer& peer);
   bool begin(int rank, PointToPointOp& op);
+  static RecordHead headOf(const PointToPointOp& op);
+  static void noteBegun(Peer& peer, PointToPointOp& op);
   bool useLargeRing(int rank);
   std::size_t pieceBytes(const Peer& peer) const;
   bool writePieces(Peer& peer, PointToPointOp& op, std::size_t end, std::size_t& budget);
@@ -312,13 +314,12 @@ class PointToPoint {
   void findPeers(bool once);
   bool setPlace(int rank, Place place);
   void connectTo(int rank, const std::string& name);
-  void startJob(std::function<void()> job);
+  bool startJob(std::function<void()> job);
 
   GroupMemory& memory_;
   Rendezvous& rendezvous_;
   const Setup setup_;
   const std::size_t ringBytes_;
-  const std::size_t pieceBytes_;
 
   std::mutex mutex_;
   std::vector<Peer> peers_;

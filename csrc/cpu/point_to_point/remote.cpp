@@ -6,7 +6,6 @@
 // fails meanwhile completes only when the last user has left and the channel is closed.
 #include <algorithm>
 
-#include "base/entry_lock.hpp"
 #include "base/interrupt.hpp"
 #include "base/scoped_count.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
@@ -56,17 +55,11 @@ bool PointToPoint::advanceRemote(int rank) {
 void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
   RemoteChannel& channel = *peer.remote.channel;
   const std::size_t bytes = op.message.bytes();
-  RecordHead head{};
-  head.kind = RecordHead::kMessage;
-  head.tag = op.tag;
-  head.dtype = op.dtype;
-  head.bytes = bytes;
+  RecordHead head = headOf(op);
   head.asks = bytes > (channel.peerIsFull() ? kRecordBytesWhenFull : kRecordBytes);
   if (!head.asks) head.length = static_cast<std::uint32_t>(bytes);
   channel.write(head, op.message, 0);
-  op.number_ = peer.sent++;
-  op.begun_ = true;
-  trace::start(op.trace);
+  noteBegun(peer, op);
   if (!head.asks) return;
   op.body_ =
       channel.connection().send(inOnePiece(op.message), bytes, RemoteChannel::bodyTag(op.number_));
@@ -161,21 +154,16 @@ void PointToPoint::takeRemote(int rank) {
 template <typename Needed, typename Serve>
 bool PointToPoint::startServing(bool& served, Needed needed, Serve serve) {
   if (!needed()) return true;
-  try {
-    startJob([this, &served, needed, serve] {
-      Lock lock(*this);
-      for (served = false; needed();) {
-        serve(lock);
-        if (lock.isSettled()) continue;
-        lock.unlock();
-        lock.lock();
-      }
-    });
-  } catch (const std::exception&) {
-    return false;
-  }
-  served = true;
-  return true;
+  served = startJob([this, &served, needed, serve] {
+    Lock lock(*this);
+    for (served = false; needed();) {
+      serve(lock);
+      if (lock.isSettled()) continue;
+      lock.unlock();
+      lock.lock();
+    }
+  });
+  return served;
 }
 
 /// Starts pooled threads that read from peers of which a record is expected and that no thread

@@ -74,12 +74,6 @@ void RemoteChannel::write(const RecordHead& head, const Message& message, std::s
   ++written_;
 }
 
-RecordHead RemoteChannel::controlHead(RecordHead::Kind kind) {
-  RecordHead head{};
-  head.kind = kind;
-  return head;
-}
-
 /// How many of this rank's records the peer has taken, by its record.
 std::uint64_t RemoteChannel::acknowledgedBy(const Head& wire) const {
   return wire.taken <= written_ ? std::max(wire.taken, acknowledged_) : acknowledged_;
@@ -144,7 +138,7 @@ void RemoteChannel::advance() {
   post(slot);
   if (peerClosed_ || taken_ - returned_ < kReturnAfter) return;
   try {
-    put(credits_[creditsSent_++ % kFreeSlots], controlHead(RecordHead::kCredit));
+    put(credits_[creditsSent_++ % kFreeSlots], {.kind = RecordHead::kCredit});
   } catch (const ConnectionLost& error) {  // earlier records count
     lost_ = error.what();
   }

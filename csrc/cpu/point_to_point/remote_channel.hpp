@@ -44,7 +44,7 @@ class RemoteChannel {
   bool peerIsFull() const { return peerIsFull_; }
   void setFull(bool full) { full_ = full; }
   /// Sends the close notice, the last record.
-  void sendClose() { put(close_, controlHead(RecordHead::kClose)); }
+  void sendClose() { put(close_, {.kind = RecordHead::kClose}); }
 
   /// Waits until the next record has arrived; false when `until` passed first. Call from one thread
   /// at a time, without the lock; no other thread reads meanwhile.
@@ -84,7 +84,6 @@ class RemoteChannel {
 
   void post(Slot& slot);
   void put(Slot& slot, const RecordHead& head, const Message& message = {}, std::size_t offset = 0);
-  static RecordHead controlHead(RecordHead::Kind kind);
   std::uint64_t acknowledgedBy(const Head& wire) const;
 
   std::unique_ptr<Connection> connection_;

@@ -92,11 +92,7 @@ std::uint64_t PointToPoint::inArena(const Message& message) const {
 bool PointToPoint::begin(int rank, PointToPointOp& op) {
   Peer& peer = peers_[rank];
   const std::size_t bytes = op.message.bytes();
-  RecordHead head{};
-  head.kind = RecordHead::kMessage;
-  head.tag = op.tag;
-  head.dtype = op.dtype;
-  head.bytes = bytes;
+  RecordHead head = headOf(op);
   head.where = inArena(op.message);
   if (head.where == 0 && bytes > PairChannel::kSmallBytes) {
     if (!useLargeRing(rank)) return false;
@@ -112,11 +108,21 @@ bool PointToPoint::begin(int rank, PointToPointOp& op) {
   if (!peer.out->fits(head.length)) return false;
   if (head.length > PairChannel::kSmallBytes) head.cell = peer.cells.take();
   peer.out->write(head, op.message, 0);
-  op.number_ = peer.sent++;
+  noteBegun(peer, op);
   op.moved_ = head.length;
+  return true;
+}
+
+RecordHead PointToPoint::headOf(const PointToPointOp& op) {
+  return {
+      .kind = RecordHead::kMessage, .tag = op.tag, .dtype = op.dtype, .bytes = op.message.bytes()};
+}
+
+/// The message's first record is written.
+void PointToPoint::noteBegun(Peer& peer, PointToPointOp& op) {
+  op.number_ = peer.sent++;
   op.begun_ = true;
   trace::start(op.trace);
-  return true;
 }
 
 /// Moves the channel to the large ring; false until the small one is empty. If no memory is left
@@ -152,15 +158,13 @@ bool PointToPoint::useLargeRing(int rank) {
 }
 
 std::size_t PointToPoint::pieceBytes(const Peer& peer) const {
-  return peer.large ? pieceBytes_ : PairChannel::kSmallBytes;
+  return peer.large ? std::min(PairCells::kBytes, ringBytes_ / 4) : PairChannel::kSmallBytes;
 }
 
 /// Writes pieces of the message up to `end`; false when there is more to write than room or budget.
 bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
                                std::size_t& budget) {
-  RecordHead head{};
-  head.kind = RecordHead::kPiece;
-  head.where = op.number_;
+  RecordHead head{.kind = RecordHead::kPiece, .where = op.number_};
   while (op.moved_ < end) {
     const std::size_t take = std::min(pieceBytes(peer), end - op.moved_);
     if (budget == 0 || !peer.out->fits(take)) return false;
