@@ -131,6 +131,7 @@ class SegmentReducer {
 
   /// The sources from `at` on, in the result's dtype; until this thread's next call.
   const Sources& sourcesAt(std::size_t at, std::size_t bytes) const {
+    if (at == 0 && cast_ == nullptr) return sources_;
     static thread_local Sources sources;
     static thread_local std::vector<std::uint8_t> rows;
     sources.resize(sources_.size());
