@@ -331,9 +331,4 @@ void SegmentStream::fail(ErrorKind kind, const std::string& cause) {
   memory_.throwAborted(site());
 }
 
-std::uint8_t* SegmentStream::scratch(std::size_t bytes) {
-  if (scratch_.size() < bytes) scratch_.resize(bytes);
-  return scratch_.data();
-}
-
 }  // namespace fastcoll

@@ -171,9 +171,6 @@ class SegmentStream {
   /// "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: "
   ErrorSite site() const;
 
-  /// Scratch memory of this rank, for bytes that must not be in a segment that peers read.
-  std::uint8_t* scratch(std::size_t bytes);
-
  private:
   // The policy of waitOn().
   template <typename Policy>
@@ -237,7 +234,6 @@ class SegmentStream {
   int awaited_ = -1;       // peer that the present wait is for
   std::string stopCause_;  // set by shouldStop()
   ErrorKind stopKind_ = ErrorKind::Backend;
-  std::vector<std::uint8_t> scratch_;
 };
 
 }  // namespace fastcoll

@@ -95,10 +95,12 @@ class SegmentReducer {
     const std::size_t block = whole ? bytes : kBlock;
     std::vector<double> sums(squares_ == nullptr ? 0 : ceilDiv(bytes, kBlock));
     Helpers::inChunks(bytes, [&](std::size_t begin, std::size_t end) {
+      Lists* const lists = whole && begin == 0 ? nullptr : &listsOfThread();
       for (std::size_t at = begin; at < end; at += block) {
         const std::size_t length = std::min(block, end - at);
         std::uint8_t* const to = out + at * widening_;
-        reduce(at, length, to, copies.empty() ? nullptr : copies[0] + at);
+        const Sources& sources = lists == nullptr ? sources_ : sourcesAt(at, length, *lists);
+        reduce(sources, length, to, copies.empty() ? nullptr : copies[0] + at);
         for (std::size_t i = 1; i < copies.size(); ++i) std::memcpy(copies[i] + at, to, length);
         if (squares_ != nullptr) sums[at / kBlock] = squared(to, length * widening_);
       }
@@ -116,8 +118,8 @@ class SegmentReducer {
  private:
   using Sources = std::vector<const void*>;
 
-  void reduce(std::size_t at, std::size_t bytes, std::uint8_t* out, std::uint8_t* copy) const {
-    const Sources& sources = sourcesAt(at, bytes);
+  void reduce(const Sources& sources, std::size_t bytes, std::uint8_t* out,
+              std::uint8_t* copy) const {
     ReduceArgs args{};
     args.dst = out;
     args.copy = copy;
@@ -129,21 +131,29 @@ class SegmentReducer {
     kernel_(args);
   }
 
-  /// The sources from `at` on, in the result's dtype; until this thread's next call.
-  const Sources& sourcesAt(std::size_t at, std::size_t bytes) const {
-    if (at == 0 && cast_ == nullptr) return sources_;
-    static thread_local Sources sources;
-    static thread_local std::vector<std::uint8_t> rows;
-    sources.resize(sources_.size());
-    if (cast_ != nullptr) rows.resize(sources.size() * kBlock * widening_);
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      sources[i] = static_cast<const std::uint8_t*>(sources_[i]) + at;
+  /// Room of a thread for the sources of a block, and their elements in the result's dtype.
+  struct Lists {
+    Sources sources;
+    std::vector<std::uint8_t> rows;
+  };
+  Lists& listsOfThread() const {
+    static thread_local Lists lists;
+    lists.sources.resize(sources_.size());
+    if (cast_ != nullptr) lists.rows.resize(sources_.size() * kBlock * widening_);
+    return lists;
+  }
+
+  /// The sources from `at` on, in the result's dtype.
+  const Sources& sourcesAt(std::size_t at, std::size_t bytes, Lists& lists) const {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      const void*& source = lists.sources[i];
+      source = static_cast<const std::uint8_t*>(sources_[i]) + at;
       if (cast_ == nullptr) continue;
-      std::uint8_t* const row = rows.data() + i * kBlock * widening_;
-      cast_->widen(row, sources[i], bytes / element_);
-      sources[i] = row;
+      std::uint8_t* const row = lists.rows.data() + i * kBlock * widening_;
+      cast_->widen(row, source, bytes / element_);
+      source = row;
     }
-    return sources;
+    return lists.sources;
   }
 
   double squared(const std::uint8_t* result, std::size_t bytes) const {
