@@ -45,10 +45,11 @@ class SegmentReducer {
   /// Digests this rank's share of sources that all ranks read: `bytes` of each. From now on
   /// runInto() digests nothing and sums no squares.
   void shareWith(std::size_t bytes, int rank) {
+    squares_ = nullptr;
+    if (digests_ == nullptr) return;
     const Piece mine = pieceOf(bytes / element_, static_cast<int>(sources_.size()), rank);
     digest(0, mine.start * element_, mine.count * element_);
     digests_ = nullptr;
-    squares_ = nullptr;
   }
   /// Adds the squares of this rank's share of a result that all ranks have, if the request needs
   /// them. The result was reduced from `bytes` of each source.
@@ -92,6 +93,7 @@ class SegmentReducer {
   void run(std::uint8_t* out, std::size_t bytes,
            const std::vector<std::uint8_t*>& copies = {}) const {
     const bool whole = squares_ == nullptr && cast_ == nullptr && copies.empty();
+    if (whole && bytes <= kBlock) return reduce(sources_, bytes, out, nullptr);
     const std::size_t block = whole ? bytes : kBlock;
     std::vector<double> sums(squares_ == nullptr ? 0 : ceilDiv(bytes, kBlock));
     Helpers::inChunks(bytes, [&](std::size_t begin, std::size_t end) {
