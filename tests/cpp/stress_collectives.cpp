@@ -80,13 +80,19 @@ Body largeSegments(int threads) {
     }
     sums(me, *engine);
     engine->shutdown();
-    if (threads == 1) return;
-    options.hostId = std::to_string(2 * me.rank / me.size);
-    options.sharedMemory = "auto";
-    const Engine spread = me.group("large on hosts", options);
-    sums(me, *spread);
-    spread->shutdown();
   };
+}
+
+/// On several threads of each rank, the leaders among them.
+void largeSegmentsOnHosts(Rank& me) {
+  GroupOptions options;
+  options.ringBytes = EngineConfig{}.settings.ringBytes;
+  options.threads = 3;
+  options.hostId = std::to_string(2 * me.rank / me.size);
+  options.sharedMemory = "auto";
+  const Engine engine = me.group("large on hosts", options);
+  sums(me, *engine);
+  engine->shutdown();
 }
 
 /// Each byte is in one chunk, whatever the number of threads, which changes from job to job; with
@@ -256,6 +262,7 @@ std::vector<Test> collectiveTests() {
   return {{"grid", grid, {2, 3, 4, 5}},
           {"large segments", largeSegments(1), {2}},
           {"large segments on three threads", largeSegments(3), {2, 3}},
+          {"hosts: large segments on three threads", largeSegmentsOnHosts, {2, 3}, false},
           {"chunks of helpers", chunks, {1}},
           {"threads bound to cores", bound, {1}},
           {"direct reads", direct, {2, 3, 4}},
