@@ -20,10 +20,10 @@ from typing import Any
 
 from fastcoll.trace.against import compare, print_comparison
 from fastcoll.trace.analysis import Report, analyse
+from fastcoll.trace.contents import Trace
 from fastcoll.trace.dumps import parse, read
 from fastcoll.trace.flight_recorder import flight_recorder
 from fastcoll.trace.live import copy
-from fastcoll.trace.memory import Trace
 from fastcoll.trace.processes import read_job
 from fastcoll.trace.report import as_json, print_report
 

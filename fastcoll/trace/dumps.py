@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcoll.trace.memory import Trace, load
+from fastcoll.trace.contents import Trace
+from fastcoll.trace.memory import load
 
 __all__ = ["Dump", "Entry", "find", "parse", "program_lines", "read"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fastcoll.trace.memory import LANES, STATES, Group, Record, Trace
+from fastcoll.trace.contents import LANES, STATES, Group, Record, Trace
 
 __all__ = ["flight_recorder", "frames_of", "lane_of"]
 

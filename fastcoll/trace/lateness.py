@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from fastcoll.trace.contents import LANES, Record, Trace
 from fastcoll.trace.dumps import program_lines
 from fastcoll.trace.flight_recorder import frames_of, lane_of
-from fastcoll.trace.memory import LANES, Record, Trace
 
 __all__ = ["RankState", "Waits"]
 

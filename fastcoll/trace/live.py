@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fastcoll.trace.memory import Trace, dump_of, owner_of, parse
+from fastcoll.trace.contents import Trace
+from fastcoll.trace.memory import dump_of, owner_of, parse
 
 __all__ = ["NoTraceError", "copy", "read", "traced_processes"]
 

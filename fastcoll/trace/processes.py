@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastcoll.trace.contents import Trace
 from fastcoll.trace.live import NoTraceError, read, traced_processes
-from fastcoll.trace.memory import Trace
 
 __all__ = ["ranks_of", "read_job"]
 

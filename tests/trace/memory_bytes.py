@@ -5,16 +5,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from fastcoll.trace.memory import (
-    _FIRST_SLOT,
-    _HEADER,
-    _LAYOUT,
-    _RECORD,
-    _SLOT,
-    _WORDS,
-    Record,
-    _Header,
-)
+from fastcoll.trace.contents import Record
+from fastcoll.trace.memory import _FIRST_SLOT, _HEADER, _LAYOUT, _RECORD, _SLOT, _WORDS, _Header
 
 SLOTS = 4
 TEXTS = _FIRST_SLOT + SLOTS * _SLOT

@@ -13,8 +13,9 @@ from trace_entries import dump, entry
 
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.analysis import analyse
+from fastcoll.trace.contents import LANES, STATES
 from fastcoll.trace.dumps import find, read
-from fastcoll.trace.memory import LANES, STATES, load
+from fastcoll.trace.memory import load
 from fastcoll.trace.report import as_json, print_report, spans
 
 
