@@ -137,6 +137,7 @@ py::list groups() {
 
 PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");  // registers the base classes
+  makeFirstError();
 
   py::class_<TuningTable> tuning(m, "Tuning");
   tuning.def(py::init<>());
