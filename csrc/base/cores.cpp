@@ -9,8 +9,17 @@
 #include <sstream>
 #include <string>
 
+#include "base/error.hpp"
+
 namespace fastcoll {
 namespace {
+
+/// The first word of a file; "" if there is none.
+std::string wordOf(const std::string& path) {
+  std::string word;
+  std::ifstream(path) >> word;
+  return word;
+}
 
 bool allow(const CoreSet& cores) {
   cpu_set_t set;
@@ -35,10 +44,27 @@ CoreSet coresOfList(const std::string& list) {
 }
 
 CoreSet coresOfNode(int node) {
-  std::ifstream file("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
-  std::string list;
-  file >> list;
-  return coresOfList(list);
+  return coresOfList(wordOf(concat("/sys/devices/system/node/node", node, "/cpulist")));
+}
+
+CoreSet coresOfCache(const CoreSet& cores, const std::string& system) {
+  std::string list, found;
+  const std::string caches = concat(system, "/cpu", cores._Find_first(), "/cache/index");
+  for (int index = 0; !(found = wordOf(concat(caches, index, "/shared_cpu_list"))).empty();
+       ++index) {
+    list = found;  // the kernel lists the nearest first
+  }
+  const CoreSet sharing = coresOfList(list);
+  if (sharing.none()) return ~sharing;
+  return (cores & ~sharing).none() ? sharing : CoreSet();
+}
+
+bool shareCache(const std::vector<CoreSet>& ranks, const std::vector<CoreSet>& caches) {
+  CoreSet all, sharing;
+  sharing.set();
+  for (const CoreSet& cores : ranks) all |= cores;
+  for (const CoreSet& cache : caches) sharing &= cache;
+  return (all & ~sharing).none();
 }
 
 int presentNode() {

@@ -23,6 +23,13 @@ CoreSet coresOfList(const std::string& list);
 /// The memory node of the core that runs the calling thread.
 int presentNode();
 
+/// The cores that share the last-level cache of all of `cores`: none if those have several caches,
+/// and all if the kernel does not report it. `system`: the kernel's folder of cores.
+CoreSet coresOfCache(const CoreSet& cores, const std::string& system = "/sys/devices/system/cpu");
+/// Whether all of the ranks' cores share one last-level cache, as far as the kernel reports it.
+/// `caches`: coresOfCache() of each rank's.
+bool shareCache(const std::vector<CoreSet>& ranks, const std::vector<CoreSet>& caches);
+
 /// While it lives, the calling thread runs on `cores` only, as far as it may run there.
 class BoundTo {
  public:

@@ -149,7 +149,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   const Agreement& agree(Milliseconds timeout);
   void decide(Milliseconds timeout);
   void span(const Agreement& agreement, Milliseconds timeout);
-  void makeStream(const Hosts& hosts, std::size_t ringBytes);
+  void makeStream(const Agreement& agreement, std::size_t ringBytes);
   PointToPoint& madePointToPoint();
   PointToPoint* pointToPointSoFar();
   struct HostWatch;

@@ -75,6 +75,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.sharedMemory = config_.settings.sharedMemoryChoice();
   setText(record.network, config_.settings.network);
   record.cores = allowedCores();
+  record.cache = coresOfCache(record.cores);
   setText(record.bootId, bootId());
   setText(record.hostId, config_.settings.hostId);
   setText(record.host, hostName());
@@ -127,7 +128,7 @@ void CpuEngine::decide(Milliseconds timeout) {
   spin_.decide(agreement.coresEach);
   cores_ = coresOfProcess(agreement.coresEach);
   if (agreement.hosts.count() == 1) {
-    makeStream(agreement.hosts, config_.settings.ringBytes);
+    makeStream(agreement, config_.settings.ringBytes);
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, "group '", config_.name, "' rank ", config_.rank, "/", config_.size,
@@ -137,9 +138,10 @@ void CpuEngine::decide(Milliseconds timeout) {
   span(agreement, timeout);
 }
 
-void CpuEngine::makeStream(const Hosts& hosts, std::size_t ringBytes) {
-  stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), ringBytes, spin_.micros(),
-                                            config_.settings.storesChoice());
+void CpuEngine::makeStream(const Agreement& agreement, std::size_t ringBytes) {
+  stream_ =
+      std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(), agreement.sharedCache,
+                                      ringBytes, spin_.micros(), config_.settings.storesChoice());
 }
 
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
@@ -151,7 +153,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   multiHost_.connections = &madePointToPoint();
   const Hosts& hosts = multiHost_.hosts;
   if (hosts.local().size() > 1) {
-    makeStream(hosts, multiHost_.ringBytes);
+    makeStream(agreement, multiHost_.ringBytes);
     stream_->setGrace(kGrace);
     multiHost_.stream = stream_.get();
   }

@@ -246,6 +246,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       if (agreement.reason.empty()) agreement.reason = reasonOf(votes[rank]);
     }
     agreement.hosts = hostsOf(records_, apart);
+    agreement.sharedCache = sharedCache(agreement.hosts.local());
     for (const int peer : agreement.hosts.local()) {
       if (agreement.hosts.local().size() == 1) break;
       memory_.confirm(peer, records_[peer].nonce);

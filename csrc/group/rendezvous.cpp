@@ -367,4 +367,14 @@ int Rendezvous::coresEach(const std::vector<GroupRecord>& records) const {
   return fastcoll::coresEach(own_.cores, ranks, grantedCores());
 }
 
+/// Whether these ranks' cores share a last-level cache; equal on all of them.
+bool Rendezvous::sharedCache(const std::vector<int>& ranks) const {
+  std::vector<CoreSet> cores, caches;
+  for (const int rank : ranks) {
+    cores.push_back(records_[rank].cores);
+    caches.push_back(records_[rank].cache);
+  }
+  return shareCache(cores, caches);
+}
+
 }  // namespace fastcoll

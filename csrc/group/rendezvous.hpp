@@ -59,6 +59,7 @@ struct GroupRecord {
   SharedMemoryChoice sharedMemory;
   std::uint32_t madeBefore;  // how many groups of this name and rank the process has made before
   CoreSet cores;             // of the thread that created the group
+  CoreSet cache;             // coresOfCache() of these
   char bootId[40];
   char hostId[64];  // FASTCOLL_HOST_ID, or ""
   char host[64];
@@ -75,9 +76,10 @@ std::uint64_t restartGeneration();
 
 struct Agreement {
   Hosts hosts;
-  std::string reason;  // why there is more than one host
-  std::string id;      // H, for keys that must be fresh
-  int coresEach = 0;   // with one, this rank may spin while it waits for the others
+  std::string reason;       // why there is more than one host
+  std::string id;           // H, for keys that must be fresh
+  int coresEach = 0;        // with one, this rank may spin while it waits for the others
+  bool sharedCache = true;  // the cores of this host's ranks share one, as far as is known
 };
 
 class Rendezvous {
@@ -169,6 +171,7 @@ class Rendezvous {
   Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;
   std::string whySeveral(const std::vector<GroupRecord>& records) const;
   int coresEach(const std::vector<GroupRecord>& records) const;
+  bool sharedCache(const std::vector<int>& ranks) const;
   std::optional<std::string> bindAll(const std::vector<int>& peers, TimePoint deadline,
                                      Milliseconds timeout);
   static constexpr char kVotes[] = "v";  // the round

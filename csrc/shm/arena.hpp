@@ -29,7 +29,7 @@ inline std::size_t roundToPage(std::size_t bytes) {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
-    16;  // layout of shared memory, of network frames, and of records in the store
+    17;  // layout of shared memory, of network frames, and of records in the store
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 

@@ -13,11 +13,12 @@ constexpr std::size_t kLine = 64;
 constexpr int kEqualCalls = 20;  // after which equal gradients are reported
 }  // namespace
 
-SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
-                             int spinMicros, StoresChoice stores)
+SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, bool sharedCache,
+                             std::size_t ringBytes, int spinMicros, StoresChoice stores)
     : memory_(memory),
       members_(std::move(members)),
       rank_(static_cast<int>(std::ranges::find(members_, memory.rank()) - members_.begin())),
+      sharedCache_(sharedCache),
       ringBytes_(ringBytes),
       spinMicros_(spinMicros),
       stores_(stores, ringBytes),

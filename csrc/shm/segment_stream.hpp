@@ -50,12 +50,14 @@ struct Segment {
 class SegmentStream {
  public:
   /// `members`: the group's ranks that share this stream, this one included; their blocks are
-  /// bound. All functions below identify a peer by its place in `members`.
-  SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
-                int spinMicros, StoresChoice stores);
+  /// bound. All functions below identify a peer by its place in `members`. `sharedCache`: whether
+  /// their cores share one, so that lines between two of them are cheap; equal on all.
+  SegmentStream(GroupMemory& memory, std::vector<int> members, bool sharedCache,
+                std::size_t ringBytes, int spinMicros, StoresChoice stores);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
+  bool sharedCache() const { return sharedCache_; }
   /// The places of the other members, beginning with the next one, so that not all ranks read from
   /// one at once.
   const std::vector<int>& others() const { return others_; }
@@ -208,6 +210,7 @@ class SegmentStream {
   GroupMemory& memory_;
   const std::vector<int> members_;
   const int rank_;
+  const bool sharedCache_;
   std::vector<int> others_;
   const std::size_t ringBytes_;
   const int spinMicros_;

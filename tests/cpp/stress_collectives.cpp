@@ -1,5 +1,9 @@
 // Every collective over sizes at the edges of slots and segments, and random sequences of them.
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "base/cores.hpp"
@@ -142,6 +146,33 @@ void bound(Rank&) {
   REQUIRE(allowedCores() == allowed, "still bound");
 }
 
+/// The last-level cache of cores is that of the last entry of the first one; ranks share it if each
+/// may run on its cores only.
+void caches(Rank&) {
+  namespace fs = std::filesystem;
+  const fs::path system = fs::temp_directory_path() / concat("caches", ::getpid());
+  const auto add = [&](int core, int index, const char* list) {
+    const fs::path entry = system / concat("cpu", core, "/cache/index", index);
+    fs::create_directories(entry);
+    std::ofstream(entry / "shared_cpu_list") << list << '\n';
+  };
+  for (const int core : {0, 1, 2, 3}) {
+    add(core, 0, "9");  // the first level
+    add(core, 1, core < 2 ? "0-1" : "2-3");
+  }
+  const auto of = [&](int cores) { return coresOfCache(CoreSet(cores), system); };
+  const CoreSet lower(0b0011), upper(0b1100);
+  const bool read = of(0b0001) == lower && of(0b0011) == lower && of(0b1000) == upper;
+  const bool several = of(0b0110).none() && of(0b1111).none();
+  const bool unknown = of(0b10000).all() && of(0).all();
+  fs::remove_all(system);
+  REQUIRE(read && several && unknown, read, several, unknown);
+  REQUIRE(shareCache({0b0001, 0b0010}, {lower, lower}), "of one cache");
+  REQUIRE(!shareCache({0b0001, 0b0100}, {lower, upper}), "of two caches");
+  REQUIRE(!shareCache({0b0001, 0b0110}, {lower, CoreSet()}), "a rank of several caches");
+  REQUIRE(shareCache({0b0001, 0b0100}, {~CoreSet(), ~CoreSet()}), "of unknown caches");
+}
+
 /// The inputs are in shared memory, on all ranks or on all but one; collectives through the ring
 /// come in between. The memory is freed at once, so a late reader would be detected.
 void direct(Rank& me) {
@@ -265,6 +296,7 @@ std::vector<Test> collectiveTests() {
           {"hosts: large segments on three threads", largeSegmentsOnHosts, {2, 3}, false},
           {"chunks of helpers", chunks, {1}},
           {"threads bound to cores", bound, {1}},
+          {"caches of cores", caches, {1}},
           {"direct reads", direct, {2, 3, 4}},
           {"random collectives", randomCollectives, {2, 3, 5}},
           {"random collectives, sleeping at once", randomSpinning(0), {4}},

@@ -11,8 +11,8 @@
 //
 // A line of the ring goes to the peer and returns, and carries bytes both ways. Between cores that
 // share a cache, a line that returns unwritten is as fast to write again. Between other cores it is
-// several times slower. Messages too large for a cache are bound by memory, and use the simpler
-// pipeline.
+// several times slower, so ranks on such cores use the simpler pipeline. So do messages too large
+// for a cache, which are bound by memory.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ class Exchange {
  public:
   /// Whether the ranks exchange messages of at most `longest` bytes so; equal on all ranks.
   static bool serves(const SegmentStream& stream, const TuningTable& tuning, std::size_t longest) {
-    return stream.size() == 2 && longest >= kLeastBytes && longest <= tuning.longBytes;
+    return stream.size() == 2 && stream.sharedCache() && longest >= kLeastBytes &&
+           longest <= tuning.longBytes;
   }
 
   /// `in`: the message for the peer. `expected`: bytes that come from the peer. `longest`: at least
