@@ -51,9 +51,9 @@ def _difference(name: str, found: list[Any]) -> str:
 def check_same(module: nn.Module, group: ProcessGroup | None = None) -> None:
     """Checks that all ranks of a group have the same bits in each parameter of a module. All ranks call it.
 
-    In data-parallel training, parameters must never differ: each later step would make the difference larger. Common
-    causes are a parameter that one rank changed, another initialization, or an operation on one rank. Buffers are not
-    compared, because those of a BatchNorm differ. Each rank reads its parameters once, and sends a digest of 64
+    In data-parallel training, parameters must never differ: each later step would make the difference larger. They
+    differ if ranks began with different values, or if one rank changed a parameter and the others did not. Buffers are
+    not compared, because those of a BatchNorm differ. Each rank reads its parameters once, and sends a digest of 64
     bits for each. Parameters on a GPU are first copied to the CPU.
 
     Args:

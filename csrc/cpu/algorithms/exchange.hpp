@@ -11,8 +11,9 @@
 //
 // A line of the ring goes to the peer and returns, and carries bytes both ways. Between cores that
 // share a cache, a line that returns unwritten is as fast to write again. Between other cores it is
-// several times slower, so ranks on such cores use the simpler pipeline. So do messages too large
-// for a cache, which are bound by memory.
+// several times slower, so ranks on such cores use the simpler pipeline. The kernel's report of
+// caches decides, because both ranks must choose alike. Messages too large for a cache are bound by
+// memory, and use the pipeline too.
 #pragma once
 
 #include <algorithm>
