@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import curses
 import json
 import os
 import shutil
@@ -21,12 +20,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastcoll.trace.dumps import program_lines
 from fastcoll.trace.lateness import RankState, Waits
 from fastcoll.trace.live import NoTraceError
 from fastcoll.trace.processes import read_job
+
+if TYPE_CHECKING:
+    import curses
 
 __all__ = ["main"]
 
@@ -203,6 +205,8 @@ def _to_file(job: _Job, path: Path, interval: float) -> None:
 
 
 def _on_screen(screen: curses.window, job: _Job, title: str, interval: float) -> None:
+    import curses
+
     curses.use_default_colors()
     with contextlib.suppress(curses.error):  # a terminal without a cursor that can be hidden
         curses.curs_set(0)
@@ -283,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             job.look()
             looked = True
             title = f"fastcoll top {' '.join(map(str, options.pid))} on {os.uname().nodename}"
+            import curses  # not above: some builds of Python have none
+
             curses.wrapper(_on_screen, job, title, options.interval)
         else:
             for text in _as_lines(job, options.json, options.once, options.interval):
