@@ -10,9 +10,9 @@
 
 namespace fastcoll {
 
-/// Makes c10's first error, which registers a destructor with glibc. That takes a lock, and a forked
-/// child may find it locked for ever: by a thread of its parent that ran a torch operator for the
-/// first time at the fork. After this, a child raises its error without the lock.
+/// Makes c10's first error, which registers a destructor with glibc. That takes a lock, and a
+/// forked child may find it locked for ever: by a thread of its parent that ran a torch operator
+/// for the first time at the fork. After this, a child raises its error without the lock.
 inline void makeFirstError() {
   c10::Error(c10::SourceLocation{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, "");
 }
