@@ -228,8 +228,8 @@ class PythonLibrary : public DeviceLibrary {
     std::vector<Group> groups;
     // Set by place():
     bool placed = false;
-    std::uint64_t forgotten = 0;      // Plans::forgotten()
-    std::vector<DeviceRequest> left;  // for NCCL
+    std::uint64_t forgotten = 0;        // Plans::forgotten()
+    std::vector<DeviceRequest> left{};  // for NCCL
   };
 
   /// nullptr: there are no such requests. A list is looked up with its addresses first, because the
