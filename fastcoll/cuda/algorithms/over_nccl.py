@@ -174,7 +174,7 @@ def _factors(
     """
     if call.op != "PREMUL_SUM":
         return 0, [], None
-    from fastcoll.kernels._plan import double_bits
+    from fastcoll.kernels._configuration import double_bits
 
     assert call.premul is not None, "refused before"
     own = address_table([double_bits(call.premul)], context.device)
