@@ -303,7 +303,7 @@ def test_ranks_with_different_orders_are_told():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_of_different_tables_that_of_rank_0_counts():
     """Ranks on devices of other names, of which each has a section of its own or an estimate, start too."""
-    limits = [dict.fromkeys(Thresholds.names(), 7 + rank) for rank in range(2)]
+    limits = [dict.fromkeys(asdict(Thresholds()), 7 + rank) for rank in range(2)]
     os.environ["FASTCOLL_TUNING"] = table_of("recording", limits[dist.get_rank()])
     assert tuning.load().device.one_shot_bytes == 7 + dist.get_rank()
     group = dist.new_group()
@@ -314,7 +314,7 @@ def test_of_different_tables_that_of_rank_0_counts():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_a_table_counts_on_the_devices_that_it_names():
     """Which of a host's devices a group is on is known when it makes its region, not when it is made."""
-    limits, found = dict.fromkeys(Thresholds.names(), 7), []
+    limits, found = dict.fromkeys(asdict(Thresholds()), 7), []
     for name in ("model 0", "model 1"):
         os.environ["FASTCOLL_TUNING"] = table_of(name, limits)
         group = dist.new_group()
