@@ -19,7 +19,7 @@ from peer_memory import DEVICE, table_of
 
 import fastcoll
 from fastcoll import info, tuning
-from fastcoll.cuda import engine, self_test, symmetric
+from fastcoll.cuda import consensus, engine, self_test, symmetric
 from fastcoll.cuda.mapping_decision import reason_against
 from fastcoll.cuda.thresholds import Thresholds
 
@@ -179,7 +179,7 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
         changes["identity"] = "the only GPU"
     elif dist.get_rank() == 1:
         changes = {"on_host": "another host"} if change == "host" else {"refuses": {change}}
-    patience = 0.5 if change in ("hangs", "never") and dist.get_rank() == 1 else symmetric._PATIENCE
+    patience = 0.5 if change in ("hangs", "never") and dist.get_rank() == 1 else consensus._PATIENCE
     entries = []
     handler = logging.Handler()
     handler.emit = entries.append
@@ -189,7 +189,7 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
     try:
         with (
             peer_memory.MAPPER.changed(**changes),
-            mock.patch.object(symmetric, "_PATIENCE", patience),
+            mock.patch.object(consensus, "_PATIENCE", patience),
             mock.patch.object(
                 symmetric, "_TEST_WAIT", 0.3 if change in ("launch", "never") else 5.0
             ),
