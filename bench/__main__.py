@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fastcoll._launch import run_or_launch
+from fastcoll._launch import launch
 from fastcoll.bench import cores, mpi, plot
 from fastcoll.bench.conditions import last_level_cache
 from fastcoll.bench.ddp import compare_steps
@@ -96,7 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.word == "cores":
         return cores.compare_cores(options, arguments)
-    return run_or_launch("fastcoll.bench", run_rank, arguments, options.nproc, options.cores or 1)
+    if "RANK" in os.environ:
+        return run_rank(arguments)
+    command = [sys.executable, "-m", "fastcoll.bench", *arguments]
+    return launch(command, options.nproc, options.cores or 1)
 
 
 if __name__ == "__main__":

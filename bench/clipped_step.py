@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll._measure import in_turns, summarise, synchronize, take_turn
 from fastcoll.bench.conditions import command_line, describe_run
-from fastcoll.bench.options import clipped_step_parser
+from fastcoll.bench.options import script_parser
 from fastcoll.bench.record import write_record
 from fastcoll.bench.step_profile import profile_step
 from fastcoll.bench.table import Column, Table
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if the losses of two ways differ, 2 if there is no GPU.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = clipped_step_parser().parse_args(given)
+    options = script_parser("clipped_step").parse_args(given)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("fastcoll.bench.clipped_step: torch finds no CUDA device", file=sys.stderr)
         return 2

@@ -18,7 +18,6 @@ from torch.fx import Graph
 from fastcoll._compile import compile
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.table import Column, Table
 from fastcoll.examples.tensor_parallel_generate import Transformer, shard
@@ -93,7 +92,7 @@ def compare_compiled(run: Run) -> int:
     table = Table(Column("by", -16), Column("step, us", 10, 1), Column("over (alone), us", 16, 1))
     run.say(*table.head())
     turns = run.plan.turns * (len(run.peers) + 1)
-    with progress_bar("fastcoll.bench compiled", turns, run.rank == 0) as advance:
+    with run.progress(turns) as advance:
         row = _measure(run, advance)
     base = row["alone"]["time"]["median"]
     medians = {name: one["time"]["median"] for name, one in row["backends"].items()}

@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import os
 import platform
-import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from fastcoll import info
+from fastcoll._checks import first_match
 from fastcoll.bench.sizes import parse_size
 
 __all__ = [
@@ -34,17 +34,9 @@ PRETENDED_HOSTS = "BENCH_PRETENDED_HOSTS"
 """The variable in which fastcoll.bench.hosts passes its own options to a benchmark that it runs."""
 
 
-def _first(pattern: str, path: str) -> str | None:
-    try:
-        found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return found[1].strip() if found else None
-
-
 def available_memory() -> int:
     """Returns the bytes that processes may still allocate before the host swaps or kills, with caches freed."""
-    kibibytes = _first(r"^MemAvailable:\s+(\d+)", "/proc/meminfo")
+    kibibytes = first_match(r"^MemAvailable:\s+(\d+)", "/proc/meminfo")
     if kibibytes:
         return int(kibibytes) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -58,17 +50,17 @@ def last_level_cache() -> int | None:
 
 def _machine(device: torch.device) -> dict[str, Any]:
     """Returns processor, cores, memory, kernel and load; the names of the GPUs for a CUDA run."""
-    kibibytes = _first(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
+    kibibytes = first_match(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
     machine: dict[str, Any] = {
-        "cpu": _first(r"^model name\s*:(.*)$", "/proc/cpuinfo") or platform.processor(),
+        "cpu": first_match(r"^model name\s*:(.*)$", "/proc/cpuinfo") or platform.processor(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "cores_allowed": len(os.sched_getaffinity(0)),
-        "virtual": _first(r"^flags\s*:.*\b(hypervisor)\b", "/proc/cpuinfo") is not None,
+        "virtual": first_match(r"^flags\s*:.*\b(hypervisor)\b", "/proc/cpuinfo") is not None,
         "last_level_cache_bytes": last_level_cache(),
         "memory_bytes": int(kibibytes) * 1024 if kibibytes else None,
         "kernel": platform.release(),
-        "transparent_huge_pages": _first(
+        "transparent_huge_pages": first_match(
             r"\[(\w+)\]", "/sys/kernel/mm/transparent_hugepage/enabled"
         ),
         "load_average": list(os.getloadavg()),

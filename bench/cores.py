@@ -56,8 +56,7 @@ def _lines(cases: list[dict[str, Any]], backends: tuple[str, ...]) -> list[str]:
     lines = table.head()
     for case in cases:
         times, floor = medians(case), floor_of(case)
-        if floor:
-            times["floor"] = floor["median"]
+        times |= {"floor": floor["median"]} if floor else {}
         own = times.get(ours)
         ratios = [
             times_text(times[name] / own if own and name in times else None)

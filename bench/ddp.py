@@ -24,7 +24,6 @@ from fastcoll.bench.conditions import available_memory
 from fastcoll.bench.derived import StepProfile, added, added_by_profile
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.step_profile import profile_step
 from fastcoll.bench.table import Column, Table, times_text
@@ -234,7 +233,7 @@ def compare_steps(run: Run) -> int:
     failed = False
     legend = "added: over the step without DDP, by medians; best: by minima"
     run.say(*report.heading(run.record, legend))
-    with progress_bar("fastcoll.bench ddp", turns, run.rank == 0) as advance:
+    with run.progress(turns) as advance:
         for name, dtype in kinds if run.peers else []:
             row = _measure_model(run, name, dtype, advance)
             run.add(row, row["cases"], ["", *_lines(row)])

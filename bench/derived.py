@@ -67,16 +67,13 @@ class StepProfile(NamedTuple):
     collective_microseconds: float
     calls: float
 
-    def less(self, other: StepProfile) -> StepProfile:
-        """Returns this profile minus the other."""
-        return StepProfile(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
-
 
 def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
     """Returns a case's profile minus that of the step without DDP; None if it was not profiled."""
     if "profile" not in case:
         return None
-    return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
+    alone = row["alone"]["profile"]
+    return StepProfile(**{name: value - alone[name] for name, value in case["profile"].items()})
 
 
 def least_bytes(call: str, message: int, hosts: int) -> float | None:

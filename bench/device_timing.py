@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from fastcoll._measure import Call, Summary, in_turns, summarise
 
-__all__ = ["DeviceTiming", "captured", "time_on_device", "time_on_host"]
+__all__ = ["captured", "time_on_device", "time_on_host"]
 
 _MILLISECONDS = 20.0  # of a turn on a device
-
-
-@dataclass(frozen=True)
-class DeviceTiming:
-    """Times of one candidate in microseconds.
-
-    Attributes:
-        eager: Between events around a call, with gaps if the host launches too slowly.
-        graph: Between events around a replay of the captured call, without gaps of the host.
-    """
-
-    eager: Summary
-    graph: Summary
 
 
 def captured(call: Call, repeats: int = 1, stream: torch.cuda.Stream | None = None) -> Call:
@@ -42,13 +28,17 @@ def captured(call: Call, repeats: int = 1, stream: torch.cuda.Stream | None = No
 
 def time_on_device(
     candidates: Mapping[str, Call], stream: torch.cuda.Stream, rounds: int
-) -> dict[str, DeviceTiming]:
+) -> dict[str, dict[str, Summary]]:
     """Times candidates in turns; each call reads its data from memory, not from a cache.
 
     Args:
         candidates: Calls by name.
         stream: The current stream, on which all work is launched.
         rounds: Turns of each candidate and way.
+
+    Returns:
+        Microseconds by name and way. "eager" is between events around a call, with gaps if the host launches too
+        slowly; "graph" around a replay of the captured call, without gaps of the host.
     """
     from triton.testing import do_bench
 
@@ -61,7 +51,7 @@ def time_on_device(
         turns[name, "graph"] = partial(take, captured(work, stream=stream))
         turns[name, "eager"] = partial(take, work)
     found = {way: summarise(times) for way, times in in_turns(turns, rounds).items()}
-    return {name: DeviceTiming(found[name, "eager"], found[name, "graph"]) for name in candidates}
+    return {name: {way: found[name, way] for way in ("eager", "graph")} for name in candidates}
 
 
 def time_on_host(

@@ -36,7 +36,7 @@ from fastcoll.bench.collectives import build_case
 from fastcoll.bench.conditions import command_line, describe_run
 from fastcoll.bench.derived import ENGINE_COLUMNS
 from fastcoll.bench.device_timing import captured, time_on_host
-from fastcoll.bench.options import engine_parser
+from fastcoll.bench.options import script_parser
 from fastcoll.bench.peer import bind
 from fastcoll.bench.record import read_record, write_record
 from fastcoll.bench.table import Column, Table
@@ -45,9 +45,8 @@ from fastcoll.cuda import nccl_library
 __all__ = ["CASES", "BareNccl", "call_of", "main"]
 
 _BARE, _UNRECORDED = ENGINE_COLUMNS[2:]
-_NO_RECORDER = {
-    "TORCH_FR_BUFFER_SIZE": "0"
-}  # read once in a process, by torch's FlightRecorder.hpp
+_NO_RECORDER = {"TORCH_FR_BUFFER_SIZE": "0"}
+"""Read once in a process, by torch's FlightRecorder.hpp."""
 _AVERAGE = 4  # ncclAvg, which CuPy does not name
 _CALLS = 50  # in a batch; each is at most two events and a kernel in a queue of a thousand
 _TENSORS = 100  # in a coalesced call
@@ -190,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if there is no GPU or no NCCL to compare with.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = engine_parser().parse_args(given)
+    options = script_parser("engine").parse_args(given)
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         print("fastcoll.bench.engine: torch finds no CUDA device, or has no NCCL", file=sys.stderr)
         return 2

@@ -30,7 +30,7 @@ from fastcoll.bench import namespaces
 from fastcoll.bench.collectives import Case, build_case
 from fastcoll.bench.conditions import PRETENDED_HOSTS, command_line, describe_run
 from fastcoll.bench.derived import least_bytes
-from fastcoll.bench.options import HOST_CALLS, hosts_parser
+from fastcoll.bench.options import HOST_CALLS, script_parser
 from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import bind, exchange, round_trip
 from fastcoll.bench.record import write_record
@@ -126,7 +126,7 @@ def run_rank(arguments: list[str]) -> int:
     Returns:
         The exit status: 0, or 1 if a result was wrong.
     """
-    options = hosts_parser().parse_args(arguments)
+    options = script_parser("hosts").parse_args(arguments)
     torch.set_num_threads(1)
     control = join("fastcoll", timedelta(minutes=5))
     assert dist.group.WORLD is not None
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "RANK" in os.environ:
         return run_rank(given)
-    parser = hosts_parser()
+    parser = script_parser("hosts")
     options = parser.parse_args(given)
     if options.hosts < 2 or options.per_host < 1 or options.rounds < 1:
         parser.error("expected 2 hosts or more, and a rank and a round at least")

@@ -29,7 +29,7 @@ from fastcoll.bench.derived import BAR, copy_bandwidth
 from fastcoll.bench.device_timing import time_on_device, time_on_host
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.kernel_cases import Case, Shape
-from fastcoll.bench.options import kernels_parser
+from fastcoll.bench.options import script_parser
 from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 from fastcoll.buckets import BucketLayout
@@ -79,15 +79,6 @@ def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     return {name: time.median for name, time in times.items()}
 
 
-def _median(row: Row, candidate: str, way: str) -> float:
-    return float(row["candidates"][candidate][way]["median"])
-
-
-def _bandwidth(row: Row, candidate: str, way: str = "graph") -> float:
-    """Returns GB/s."""
-    return float(row["bytes"]) / _median(row, candidate, way) / 1e3
-
-
 def _copy(rows: Mapping[str, Row], row: Row | None = None) -> float:
     """Returns the bandwidth of the bar of a row: its own, or the large copy, which is measured first."""
     if own := row and copy_bandwidth(row, BAR):
@@ -113,11 +104,15 @@ def _clocks() -> str | None:
 def _print(record: dict[str, Any], rows: Mapping[str, Row]) -> None:
     print(*_TABLE.head())
     for row in rows.values():
-        ours = _median(row, "fastcoll", "eager") if "fastcoll" in row["candidates"] else None
-        for name in row["candidates"]:
-            graph, eager = _median(row, name, "graph"), _median(row, name, "eager")
-            bandwidth = _bandwidth(row, name)
-            more = [bandwidth, bandwidth / _copy(rows, row), eager / (ours or eager)]
+        ours = row["candidates"].get("fastcoll")
+        for name, times in row["candidates"].items():
+            graph, eager = (float(times[way]["median"]) for way in ("graph", "eager"))
+            bandwidth = float(row["bytes"]) / graph / 1e3  # GB/s
+            more = [
+                bandwidth,
+                bandwidth / _copy(rows, row),
+                eager / (ours["eager"]["median"] if ours else eager),
+            ]
             print(_TABLE.row([row["name"], name, graph, eager, *more]))
     for name, value in record["host_microseconds"].items():
         print(f"host: {name}: {value:.2f} us")
@@ -147,7 +142,9 @@ def _measure_case(
         _copy(rows)  # raises if there is no copy to compare with
     timings = time_on_device(case.works, stream, rounds)
     case.check()
-    candidates = {name: asdict(timing) for name, timing in timings.items()}
+    candidates = {
+        name: {way: asdict(times) for way, times in ways.items()} for name, ways in timings.items()
+    }
     given = {"name": case.name, "bytes": case.bytes, "launches": case.launches}
     return {**given, "candidates": candidates}
 
@@ -205,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = kernels_parser().parse_args(given)
+    options = script_parser("kernels").parse_args(given)
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
     elif options.check:

@@ -115,7 +115,10 @@ class MpiPeer(Peer):
         comm, root, rank, ranks = self._comm, case.root, case.rank, case.world_size
         here = rank == root
         send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
-        op, place = self._op(case), self._mpi.IN_PLACE
+        if case.op == "avg":
+            raise NotImplementedError(f"MPI has no reduction {case.op!r}")
+        op = getattr(self._mpi, case.op.upper()) if case.collective.reduces else None
+        place = self._mpi.IN_PLACE
         reduced = (place, receive) if here else (send, None)
         calls: dict[str, Call] = {
             "all_reduce": partial(comm.Allreduce, place, receive, op),
@@ -147,8 +150,3 @@ class MpiPeer(Peer):
         if kind == self._mpi.DATATYPE_NULL:
             raise NotImplementedError(f"this MPI has no type for {case.dtype}")
         return [self._mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), kind]
-
-    def _op(self, case: Case) -> Any:
-        if case.op == "avg":
-            raise NotImplementedError(f"MPI has no reduction {case.op!r}")
-        return getattr(self._mpi, case.op.upper()) if case.collective.reduces else None

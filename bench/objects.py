@@ -17,7 +17,6 @@ import torch.distributed as dist
 from fastcoll._communicator import communicator
 from fastcoll._measure import Call, take_turn
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.table import Column, Table
 
@@ -83,7 +82,7 @@ def compare_objects(run: Run) -> int:
     )
     run.say(*table.head())
     turns = len(CALLS) * len(OBJECTS) * run.plan.turns * len(run.peers)
-    with progress_bar("fastcoll.bench objects", turns, run.rank == 0) as advance:
+    with run.progress(turns) as advance:
         for name in CALLS:
             for kind in OBJECTS:
                 row = _measure_case(run, name, kind, advance)

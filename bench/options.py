@@ -12,9 +12,8 @@ from fastcoll.bench.collectives import COLLECTIVES
 from fastcoll.bench.sizes import parse_size, size_text
 
 __all__ = [
-    *("DTYPES", "HOST_CALLS", "MOST_ATTEMPTS", "OPS", "WORDS"),
-    *("clipped_step_parser", "engine_parser", "hosts_parser", "kernels_parser", "parse"),
-    "startup_parser",
+    *("DTYPES", "HOST_CALLS", "MOST_ATTEMPTS", "OPS", "SCRIPTS", "WORDS"),
+    *("parse", "script_parser"),
 ]
 
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double")
@@ -42,6 +41,27 @@ WORDS = {
     "cores": "all_reduce on 2, 4 and 8 ranks with 1, 2, 4, ... cores each, as far as the cores go.",
 }
 """What is measured, by the first word of the command line; "": collectives."""
+
+SCRIPTS = {
+    "clipped_step": (
+        "A training step of GPT-2 with clipped gradients, by DDP and by GradientSynchronizer.",
+        *(5, "turns of each way"),
+    ),
+    "engine": (
+        "The host's time for a collective on CUDA tensors, beside torch's own nccl.",
+        *(40, "batches of each"),
+    ),
+    "hosts": (
+        "Collectives between emulated hosts, by fastcoll and gloo in turns, and the bytes sent.",
+        *(20, "of a call"),
+    ),
+    "kernels": (
+        "The kernels on one GPU beside stock DDP's launches for the same work.",
+        *(4, "turns of each candidate"),
+    ),
+    "startup": ("The time that a command takes to start.", 15, "starts of each"),
+}
+"""Modules of this package that are commands of their own: what they measure, in how many rounds, and of what."""
 
 _STATUS = "Exit status: 1 if a result is wrong, 2 if nothing could be measured."
 _EPILOG = f"""examples:
@@ -195,67 +215,32 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
     return options
 
 
-def _script(
-    name: str, description: str, rounds: int, of: str, least: int = 1
-) -> argparse.ArgumentParser:
-    """Returns the parser of a module of this package that is a command of its own."""
-    prog = f"python -m fastcoll.bench.{name}"
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    natural = _number(int, least)
-    parser.add_argument("--rounds", type=natural, default=rounds, help=f"{of} (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write the record, with every statistic")
-    return parser
-
-
-def hosts_parser() -> argparse.ArgumentParser:
-    """Returns the parser of fastcoll.bench.hosts."""
-    what = "Collectives between emulated hosts, by fastcoll and gloo in turns, and the bytes sent."
-    parser = _script("hosts", what, 20, "of a call", least=0)
-    add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
-    add("--hosts", type=int, default=2, help="(%(default)s)")
-    add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
-    add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
-    add("--bytes", type=int, nargs="+", default=sizes, help="of messages")
-    add("--call", nargs="+", choices=HOST_CALLS, help="default: all")
-    add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
-    return parser
-
-
-def clipped_step_parser() -> argparse.ArgumentParser:
-    """Returns the parser of fastcoll.bench.clipped_step."""
-    what = "A training step of GPT-2 with clipped gradients, by DDP and by GradientSynchronizer."
-    parser = _script("clipped_step", what, 5, "turns of each way")
-    add, positive = parser.add_argument, _number(int, 1)
+def script_parser(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of one of ``SCRIPTS``."""
+    what, rounds, of = SCRIPTS[name]
+    parser = argparse.ArgumentParser(prog=f"python -m fastcoll.bench.{name}", description=what)
+    add, positive, hosts = parser.add_argument, _number(int, 1), name == "hosts"
     # fmt: off
-    add("--device", choices=("cpu", "cuda"), default="cuda", help="(%(default)s)")
-    add("--layers", type=positive, default=12, help="of the model (%(default)s)")
-    add("--width", type=positive, default=768, help="of the model, a multiple of 64 (%(default)s)")
-    add("--batch", type=positive, default=8, help="sequences of a step (%(default)s)")
-    add("--length", type=positive, default=1023, help="tokens of a sequence, without the last (%(default)s)")
-    add("--steps", type=positive, default=10, help="of a turn (%(default)s)")
+    add("--rounds", type=_number(int, 0) if hosts else positive, default=rounds, help=f"{of} (%(default)s)")
+    add("--json", type=Path, help="write the record, with every statistic")
+    if hosts:
+        add("--hosts", type=int, default=2, help="(%(default)s)")
+        add("--per-host", type=int, default=2, help="ranks of each (%(default)s)")
+        add("--megabits", type=float, default=1000, help="of a link; 0: unshaped (%(default)s)")
+        add("--bytes", type=int, nargs="+", default=[4, 1 << 16, 1 << 20, 1 << 24], help="of messages")
+        add("--call", nargs="+", choices=HOST_CALLS, help="default: all")
+        add("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
+    elif name == "clipped_step":
+        add("--device", choices=("cpu", "cuda"), default="cuda", help="(%(default)s)")
+        add("--layers", type=positive, default=12, help="of the model (%(default)s)")
+        add("--width", type=positive, default=768, help="of the model, a multiple of 64 (%(default)s)")
+        add("--batch", type=positive, default=8, help="sequences of a step (%(default)s)")
+        add("--length", type=positive, default=1023, help="tokens of a sequence, without the last (%(default)s)")
+        add("--steps", type=positive, default=10, help="of a turn (%(default)s)")
+    elif name == "engine":
+        add("--only-nccl", action="store_true", help="time torch's nccl, and nothing beside it")
+    elif name == "kernels":
+        add("--check", action="store_true", help="verify on small tensors, time nothing")
+        add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
     # fmt: on
     return parser
-
-
-def engine_parser() -> argparse.ArgumentParser:
-    """Returns the parser of fastcoll.bench.engine."""
-    what = "The host's time for a collective on CUDA tensors, beside torch's own nccl."
-    parser = _script("engine", what, 40, "batches of each")
-    only = "time torch's nccl, and nothing beside it"
-    parser.add_argument("--only-nccl", action="store_true", help=only)
-    return parser
-
-
-def kernels_parser() -> argparse.ArgumentParser:
-    """Returns the parser of fastcoll.bench.kernels."""
-    what = "The kernels on one GPU beside stock DDP's launches for the same work."
-    parser = _script("kernels", what, 4, "turns of each candidate")
-    add = parser.add_argument
-    add("--check", action="store_true", help="verify on small tensors, time nothing")
-    add("--seconds", type=float, default=200, help="start no case after that (%(default)s)")
-    return parser
-
-
-def startup_parser() -> argparse.ArgumentParser:
-    """Returns the parser of fastcoll.bench.startup."""
-    return _script("startup", "The time that a command takes to start.", 15, "starts of each")

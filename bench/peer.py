@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastcoll._communicator import communicator
+from fastcoll._group_backend import all_gather_flat, reduce_scatter_flat
 from fastcoll._measure import Call
 from fastcoll._version import __version__
 from fastcoll.bench.collectives import Case
@@ -23,9 +24,6 @@ from fastcoll.shared_tensor import empty_shared
 
 __all__ = ["Peer", "bind", "exchange", "in_shared", "round_trip"]
 
-# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "prod": dist.ReduceOp.PRODUCT,
@@ -54,8 +52,8 @@ def bind(case: Case, group: dist.ProcessGroup | None, async_op: bool = False) ->
 
     calls: dict[str, Callable[[], Call]] = {
         "all_reduce": lambda: partial(dist.all_reduce, receive, op, **given),
-        "all_gather": lambda: partial(_all_gather, receive, send, **given),
-        "reduce_scatter": lambda: partial(_reduce_scatter, receive, send, op, **given),
+        "all_gather": lambda: partial(all_gather_flat, receive, send, **given),
+        "reduce_scatter": lambda: partial(reduce_scatter_flat, receive, send, op, **given),
         "broadcast": lambda: partial(dist.broadcast, receive, root, **given),
         "all_to_all": lambda: partial(dist.all_to_all_single, receive, send, **given),
         "sendrecv": lambda: exchange(send, (rank + 1) % ranks, receive, (rank - 1) % ranks, group),

@@ -11,6 +11,7 @@ MiB stays in the L2 cache and may be faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -95,7 +96,7 @@ def _layout_for(ranks: int, shape: RegionSizes, device: torch.device) -> PeerLay
     if device.type == "cuda":
         count = torch.cuda.get_device_properties(device).multi_processor_count
         channels = min(shape.channels, _RESIDENT * count // ranks)
-    return PeerLayout(channels, shape.stage_bytes, shape.slots, shape.slot_bytes)
+    return replace(shape, channels=channels)
 
 
 def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import os
 import socket
 import sys
@@ -220,6 +221,25 @@ class Run:
         """Prints on rank 0."""
         if self.rank == 0:
             print(*lines, sep="\n", flush=True)
+
+    @contextlib.contextmanager
+    def progress(self, turns: int) -> Iterator[Call]:
+        """Yields a call that advances a bar of these turns, on rank 0's terminal if rich is installed; else no bar."""
+        if self.rank or not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
+            yield lambda: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        # Drawn only at the end of a turn, because a drawing thread would disturb the timed calls.
+        with Progress(
+            console=Console(stderr=True, soft_wrap=True),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        ) as bar:
+            task = bar.add_task(f"fastcoll.bench {self.options.word}".rstrip(), total=turns)
+            yield lambda: bar.update(task, advance=1, refresh=True)
 
     def add(
         self, row: dict[str, Any], measured: Collection[dict[str, Any]], lines: list[str]

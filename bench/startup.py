@@ -15,7 +15,7 @@ from functools import partial
 
 from fastcoll._measure import in_turns, summarise
 from fastcoll.bench.conditions import command_line, describe_run
-from fastcoll.bench.options import startup_parser
+from fastcoll.bench.options import script_parser
 from fastcoll.bench.record import write_record
 from fastcoll.bench.table import Column, Table
 
@@ -48,7 +48,7 @@ def _run(arguments: Sequence[str], autoload: str) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; returns the exit status 0."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = startup_parser().parse_args(given)
+    options = script_parser("startup").parse_args(given)
     turns = {name: partial(_run, *case) for name, case in CASES.items()}
     in_turns(turns, 1)  # compiles Python's modules
     times = {name: summarise(each) for name, each in in_turns(turns, options.rounds).items()}

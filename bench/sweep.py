@@ -1,4 +1,16 @@
-"""Measures collectives over sizes: verifies, times all backends and the floor in turns, verifies again."""
+"""Measures collectives over sizes: verifies, times all backends and the floor in turns, verifies again.
+
+The floor is the least memory traffic of any backend. All ranks do their parts at the same time, on the buffers of the
+collective, without sending or waiting. The rest of a backend's time is its communication:
+
+    all_reduce                             reads and writes its buffer once, in place
+    all_gather, all_to_all, sendrecv       writes its result, reading as many bytes
+    reduce_scatter                         reads all its chunks, writes one
+    broadcast, scatter                     all but the root write their result, reading as many bytes
+    reduce, gather                         the root reads as much as all ranks send, and writes its result
+
+Memory of this rank, of the same size, replaces the chunks of other ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +22,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastcoll._measure import Call, synchronize, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
-from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.run import Candidate, Run
 from fastcoll.bench.sizes import sizes
 
-__all__ = ["FLOOR", "sweep"]
+__all__ = ["FLOOR", "bind_floor", "sweep"]
 
 FLOOR = "(floor)"
 
@@ -94,6 +105,44 @@ def _call_and_read(call: Call, case: Case) -> None:
     case.receive.sum()
 
 
+def _words(tensor: Tensor) -> Tensor:
+    """Returns a view as the widest integers that fit, because torch moves these at memory speed."""
+    return tensor.view(torch.int64 if tensor.nbytes % 8 == 0 else torch.uint8)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _sum_into(receive: Tensor, parts: list[Tensor]) -> None:
+    torch.add(parts[0], parts[-1], out=receive)
+    for part in parts[1:-1]:
+        receive.add_(part)
+
+
+def bind_floor(case: Case) -> Call | None:
+    """Returns the call with this rank's least memory traffic of a case; None for a barrier, which moves no bytes."""
+    name, ranks, is_root = case.collective.name, case.world_size, case.rank == case.root
+    if name == "barrier":
+        return None
+    receive = _words(case.receive)
+    if name == "all_reduce":
+        return partial(receive.add_, 0)
+    if name == "reduce_scatter":
+        parts = [_words(chunk) for chunk in case.send.chunk(ranks)]
+        return partial(_sum_into, receive, parts)
+    if name == "reduce":
+        if not is_root:
+            return _nothing
+        return partial(
+            _sum_into, receive, [receive, *(torch.ones_like(receive) for _ in range(ranks - 1))]
+        )
+    takes_part = {"broadcast": not is_root, "scatter": not is_root, "gather": is_root}
+    if not takes_part.get(name, True):
+        return _nothing
+    return partial(receive.copy_, torch.ones_like(receive))
+
+
 def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
     cases = _alike(case, run.cold_bytes)
     makers = {peer.name: partial(_bound, run, cases, peer) for peer in run.peers}
@@ -138,7 +187,7 @@ def sweep(run: Run) -> int:
         options.baseline,
     )
     run.say(*report.heading(run.record, table.legend))
-    with progress_bar("fastcoll.bench", turns, run.rank == 0) as advance:
+    with run.progress(turns) as advance:
         for name, dtype, op in kinds if run.peers else []:
             if name != above:
                 run.say("", *table.head(name))

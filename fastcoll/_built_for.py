@@ -17,6 +17,7 @@ from fastcoll._version import __version__
 
 __all__ = [
     "SUPPORTED",
+    "Unusable",
     "UnusableBuild",
     "abi_release",
     "mismatch",
@@ -29,18 +30,25 @@ SUPPORTED = "torch>=2.11,<2.16"
 """The releases of torch that fastcoll can be built for, as a requirement for pip."""
 
 
-class UnusableBuild(ImportError):
-    """There is no compiled module for this torch and this Python.
+class Unusable(ImportError):
+    """A part of fastcoll does not work here.
 
     Attributes:
-        detail: The expected and the found module.
+        form: The text of the error, with places for detail and remedy.
+        detail: What was expected, and what was found.
         remedy: The command or the change that helps.
     """
 
+    form = "{}: {}"
+
     def __init__(self, detail: str, remedy: str) -> None:
-        super().__init__(f"{detail}: {remedy}")
+        super().__init__(self.form.format(detail, remedy))
         self.detail = detail
         self.remedy = remedy
+
+
+class UnusableBuild(Unusable):
+    """There is no compiled module for this torch and this Python."""
 
 
 def abi_release(version: str) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from fastcoll._group_backend import is_outside
 from fastcoll._load import C
 
 __all__ = ["check_same"]
@@ -65,8 +66,7 @@ def check_same(module: nn.Module, group: ProcessGroup | None = None) -> None:
             parameters that differ, and their ranks. The majority counts as right.
         ValueError: A parameter is sharded, or this rank is not in the group.
     """
-    given: Any = group  # on a rank outside the group, torch's group is a number
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
+    if is_outside(group):
         raise ValueError(
             "fastcoll.check_same: expected a group with this rank, got one without it."
         )

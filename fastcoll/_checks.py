@@ -10,39 +10,25 @@ import fcntl
 import importlib.util
 import os
 import platform
+import re
 import secrets
 import socket
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from fastcoll._built_for import UnusableBuild, needed_torch
-from fastcoll._requirements import nccl_owners
+from fastcoll._built_for import Unusable, needed_torch
+from fastcoll._requirements import installed_version, nccl_owners
 
 __all__ = [
     *("CHECKS", "QUIET_PERCENT"),
-    *("allowed_cores", "installed_version", "run_checks", "used_by_cores"),
+    *("allowed_cores", "first_match", "run_checks", "used_by_cores"),
 ]
 
 QUIET_PERCENT = 10.0
 """The most of the machine, in percent, that other processes may use while times are compared."""
 
 _GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}
-
-
-class _Unusable(Exception):
-    def __init__(self, detail: str, remedy: str) -> None:
-        super().__init__(detail)
-        self.detail, self.remedy = detail, remedy
-
-
-def installed_version(*distributions: str) -> str | None:
-    """Returns the version of the first of these distributions that is installed, without importing it."""
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def allowed_cores() -> float:
@@ -54,6 +40,15 @@ def allowed_cores() -> float:
         return cores if quota == "max" else min(cores, int(quota) / int(period))
     except (OSError, ValueError):
         return cores
+
+
+def first_match(pattern: str, path: str) -> str | None:
+    """Returns what the group of a pattern, of lines, first matches in a file; None: it matches nothing, or no file."""
+    try:
+        found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1].strip() if found else None
 
 
 def used_by_cores() -> tuple[float, float]:
@@ -78,11 +73,11 @@ def check_name() -> str:
     from fastcoll import _register
 
     if not dist.is_available():
-        raise _Unusable(
+        raise Unusable(
             "this torch has no torch.distributed", "install a torch built with USE_DISTRIBUTED"
         )
     if _register.NAME not in dist.Backend.backend_list:
-        raise _Unusable(
+        raise Unusable(
             f"the registration failed: {_register.registration_error()!r}",
             f"install a torch that fastcoll supports: {needed_torch()}",
         )
@@ -119,7 +114,7 @@ def check_shared_memory() -> str:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
     except (OSError, AttributeError) as error:
-        raise _Unusable(
+        raise Unusable(
             f"{stage}: {error}",
             "allow it in the container's seccomp profile or raise its memory limit; until then groups use Gloo",
         ) from error
@@ -131,7 +126,7 @@ def check_gloo() -> str:
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_gloo_available()):
-        raise _Unusable(
+        raise Unusable(
             "this torch was built without Gloo",
             "install a torch with Gloo; until then all ranks must be on one host",
         )
@@ -144,12 +139,12 @@ def check_cuda() -> str:
     import torch
 
     if torch.version.cuda is None:
-        raise _Unusable(
+        raise Unusable(
             f"torch {torch.__version__} is a build without CUDA",
             "on a machine with an NVIDIA GPU install a CUDA build of torch",
         )
     if not torch.cuda.is_available():
-        raise _Unusable(
+        raise Unusable(
             "torch finds no CUDA device",
             "check that nvidia-smi lists one, that CUDA_VISIBLE_DEVICES does not hide it and that the "
             f"driver is new enough for CUDA {torch.version.cuda}",
@@ -157,7 +152,7 @@ def check_cuda() -> str:
     try:
         import fastcoll._load_cuda  # noqa: F401
     except ImportError as error:
-        raise _Unusable(*str(error).split(": ", 1)) from error
+        raise Unusable(*str(error).split(": ", 1)) from error
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 
@@ -165,10 +160,7 @@ def check_nccl() -> str:
     """Can CuPy use NCCL, and is there only one copy?"""
     from fastcoll.cuda import nccl_library
 
-    try:
-        library = nccl_library.load()
-    except nccl_library.UnusableNccl as error:
-        raise _Unusable(error.detail, error.remedy) from error
+    library = nccl_library.load()
     owners = nccl_owners(library.path)
     origin = f"of {' and '.join(owners)}" if owners else "of no package of NCCL"
     return f"{nccl_library.version_text(library.version)}, {library.path}, {origin}"
@@ -177,7 +169,7 @@ def check_nccl() -> str:
 def check_triton() -> str:
     """Is Triton installed? It is not imported, which would take seconds."""
     if importlib.util.find_spec("triton") is None:
-        raise _Unusable("not installed", "a CUDA build of torch brings it; else pip install triton")
+        raise Unusable("not installed", "a CUDA build of torch brings it; else pip install triton")
     return installed_version("triton") or "version unknown"
 
 
@@ -203,7 +195,7 @@ def run_checks() -> list[dict[str, Any]]:
     for part, check in CHECKS.items():
         try:
             available, detail, remedy = True, check(), ""
-        except (_Unusable, UnusableBuild) as error:
+        except Unusable as error:
             available, detail, remedy = False, error.detail, error.remedy
         except Exception as error:
             available, detail = False, f"{type(error).__name__}: {error}"

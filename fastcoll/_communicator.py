@@ -152,7 +152,13 @@ class Communicator(C.Communicator):
         memories, lacking = [], torch.zeros(1, dtype=torch.int64, device="cpu")
         try:
             if sent is None:
-                memories = [_memory(size) if size >= 0 else bytes(-size) for size in sizes]
+                memories = [
+                    # Not on the default device.
+                    _memory_of(torch.empty(size, dtype=torch.uint8, device="cpu"))
+                    if size >= 0
+                    else bytes(-size)
+                    for size in sizes
+                ]
         except (MemoryError, RuntimeError):
             lacking += self.rank + 1
         self.all_reduce(lacking, ReduceOp.MAX)
@@ -226,12 +232,6 @@ def _memory_of(tensor: Tensor) -> Any:
     return memory
 
 
-def _memory(size: int) -> Any:
-    """Returns new memory, as a buffer that keeps its tensor."""
-    # Not on the default device.
-    return _memory_of(torch.empty(size, dtype=torch.uint8, device="cpu"))
-
-
 def _tensor_of(memory: Any, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     tensor: Tensor = memory.tensor
     return tensor.view(dtype).view(shape)
@@ -264,7 +264,7 @@ class _Parts:
                 written[-1] = written[-1][: -len(header)] + pickle.NEXT_BUFFER
                 outside.append(piece)
             else:
-                written.append(_unchanging(piece))
+                written.append(piece if type(piece) is bytes else bytes(piece))
 
         try:
             _Pickler(SimpleNamespace(write=write), 5, buffer_callback=outside.append).dump(value)
@@ -294,10 +294,6 @@ class _Parts:
         _COUNTS.pack_into(content, 0, len(self.sizes), self.pieces, len(self.stream))
         if _COUNTS.size + len(self.stream) <= BLOCK:
             content[_COUNTS.size : _COUNTS.size + len(self.stream)] = self.stream
-
-
-def _unchanging(piece: Any) -> bytes:
-    return piece if type(piece) is bytes else bytes(piece)
 
 
 def _joined(written: list[bytes]) -> list[bytes]:

@@ -12,17 +12,30 @@ from torch.distributed import ProcessGroup
 
 from fastcoll import env
 
-__all__ = ["all_gather_flat", "cpu_backend", "needed_cpu_backend", "serving_backend", "this_host"]
+__all__ = [
+    *("all_gather_flat", "reduce_scatter_flat", "is_outside", "this_host"),
+    *("cpu_backend", "needed_cpu_backend", "serving_backend"),
+]
 
-# The name since torch 2.13; 2.11 and 2.12 have the old one only.
+# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
 all_gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """torch's all-gather into one tensor."""
+
+reduce_scatter_flat: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+"""torch's reduce-scatter of one tensor."""
 
 
 def this_host() -> str:
     """Returns an identity of this rank's host: equal on the ranks that share memory where the engine may choose."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return env.read()["FASTCOLL_HOST_ID"] or f"{boot} {os.readlink('/proc/self/ns/net')}"
+
+
+def is_outside(group: Any) -> bool:
+    """Returns whether this rank is not in a group: torch's group is a number then."""
+    return group is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,24 +16,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastcoll._measure import Control
 
-__all__ = ["ALLOCATOR", "join", "launch", "rank_variables", "run_or_launch"]
+__all__ = ["ALLOCATOR", "join", "launch", "rank_variables"]
 
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """With these, glibc keeps freed memory. By default it returns large blocks to the kernel at some times only. A step
 that makes 100 MB of gradients then takes 5 or 11 ms, whatever the backend does."""
-
-
-def run_or_launch(
-    module: str,
-    run_rank: Callable[[list[str]], int],
-    arguments: list[str],
-    ranks: int,
-    threads: int = 1,
-) -> int:
-    """Runs one rank of a module if a launcher has set RANK, else starts its ranks; returns the exit status."""
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    return launch([sys.executable, "-m", module, *arguments], ranks, threads)
 
 
 def launch(command: list[str], ranks: int, threads: int = 1) -> int:

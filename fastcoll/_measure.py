@@ -16,7 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,33 +39,33 @@ Name = TypeVar("Name", bound=Hashable)
 Sample = TypeVar("Sample")
 
 
+@dataclass(eq=False)
 class Control:
     """Barrier and all-gather of a run's ranks, through the store and so apart from everything that is measured.
 
-    Args:
+    Attributes:
         store: A store of all ranks, used for nothing else.
         rank: Rank of this process.
         world_size: Number of ranks.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self._store = store
-        self._sequence = 0
+    store: Store
+    rank: int
+    world_size: int
+    _sequence: int = field(default=0, init=False)
 
     def barrier(self) -> None:
         """Sleeps until all ranks have arrived; they leave within some tens of microseconds."""
         key = self._next("barrier")
-        if self._store.add(key, 1) == self.world_size:
-            self._store.set(f"{key}/open", "1")
-        self._store.wait([f"{key}/open"])
+        if self.store.add(key, 1) == self.world_size:
+            self.store.set(f"{key}/open", "1")
+        self.store.wait([f"{key}/open"])
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks in rank order; JSON must have their types."""
         key = self._next("value")
-        self._store.set(f"{key}/{self.rank}", json.dumps(value))
-        return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.world_size)]
+        self.store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(self.store.get(f"{key}/{rank}")) for rank in range(self.world_size)]
 
     def _next(self, kind: str) -> str:
         self._sequence += 1

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from fastcoll._group_backend import needed_cpu_backend
+from fastcoll._group_backend import is_outside, needed_cpu_backend
 
 __all__ = ["monitored_barrier"]
 
@@ -32,8 +30,7 @@ def monitored_barrier(
         ValueError: fastcoll does not serve the group's CPU tensors.
         dist.DistBackendError: A rank is late. The message names it.
     """
-    given: Any = group  # on a rank outside the group, torch's group is a number
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
+    if is_outside(group):
         return
     instead = "dist.monitored_barrier for a group of gloo"
     backend = needed_cpu_backend(group, "monitored_barrier", instead)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
-__all__ = ["CUPY", "nccl_owners", "nccl_packages"]
+__all__ = ["CUPY", "installed_version", "nccl_owners", "nccl_packages"]
 
 CUPY = 14
 """The oldest usable major release of CuPy: earlier ones take no unique id as bytes, and cannot split a communicator."""
 
-_NEWEST = "13"
+
+def installed_version(*distributions: str) -> str | None:
+    """Returns the version of the first of these distributions that is installed, without importing it."""
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def nccl_packages() -> str:
@@ -22,7 +30,8 @@ def nccl_packages() -> str:
     """
     import torch
 
-    major = (torch.version.cuda or _cuda_of_cupy() or _NEWEST).partition(".")[0]
+    of_cupy = (major for major in ("13", "12") if installed_version(f"cupy-cuda{major}x"))
+    major = (torch.version.cuda or next(of_cupy, "13")).partition(".")[0]
     library = "" if torch.version.cuda else f" nvidia-nccl-cu{major}"
     return f"pip install 'cupy-cuda{major}x>={CUPY}'{library}"
 
@@ -46,13 +55,3 @@ def nccl_owners(path: str) -> list[str]:
         if os.path.realpath(path) in brought:
             owners.append(f"{name} {package.version}")
     return owners
-
-
-def _cuda_of_cupy() -> str | None:
-    for major in (_NEWEST, "12"):
-        try:
-            metadata.distribution(f"cupy-cuda{major}x")
-        except metadata.PackageNotFoundError:
-            continue
-        return major
-    return None

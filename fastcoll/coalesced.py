@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from fastcoll._group_backend import serving_backend
+from fastcoll._group_backend import is_outside, serving_backend
+from fastcoll._wires import require_wire, wire_of
 
 __all__ = ["CoalescedWork", "all_reduce_coalesced"]
-
-_WIRES = (torch.bfloat16, torch.float16)
 
 
 class CoalescedWork(dist.Work):
@@ -92,8 +91,7 @@ def all_reduce_coalesced(
             cannot use a wire dtype or a scale.
     """
     tensors = _checked(tensors, wire_dtype, scale)
-    given: Any = group  # on a rank outside the group, torch's group is a number
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
+    if is_outside(group):
         return None
     group = dist.group.WORLD if group is None else group
     if group is None:
@@ -103,6 +101,7 @@ def all_reduce_coalesced(
     plain = wire_dtype is None and scale == 1.0
     device = tensors[0].device
     backend = serving_backend(group, device)
+    work: dist.Work | None
     if backend is None:
         if not plain:
             raise ValueError(
@@ -112,13 +111,17 @@ def all_reduce_coalesced(
         options = dist.AllreduceCoalescedOptions()
         options.reduceOp = op
         options.asyncOp = async_op
-        return _ended(group.allreduce_coalesced(tensors, options), async_op)
-    if plain:
-        return _ended(backend.all_reduce_list(tensors, op, async_op), async_op)
-    if device.type != "cpu":
+        work = group.allreduce_coalesced(tensors, options)
+    elif plain:
+        work = backend.all_reduce_list(tensors, op, async_op)
+    elif device.type != "cpu":
         work = backend.all_reduce_list(tensors, op, async_op, wire_dtype=wire_dtype, scale=scale)
-        return _ended(work, async_op)
-    return _ended(_on_cpu(tensors, op, backend, wire_dtype, scale), async_op)
+    else:
+        work = _on_cpu(tensors, op, backend, wire_dtype, scale)
+    if async_op or work is None:
+        return work
+    work.wait()
+    return None
 
 
 def _on_cpu(
@@ -130,7 +133,7 @@ def _on_cpu(
         work = backend.all_reduce_fused(tensors, op, wire, async_op=True)
     else:
         with torch.no_grad():
-            sent = [_as_sent(tensor, wire) for tensor in tensors]
+            sent = [tensor.to(wire_of(tensor.dtype, wire) or tensor.dtype) for tensor in tensors]
         work = backend.all_reduce_list(sent, op, async_op=True)
 
     @torch.no_grad()
@@ -168,28 +171,7 @@ def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list
             raise ValueError(
                 f"{where}: expected floating-point tensors for a factor, got {tensor.dtype} at {index}. Pass scale=1.0"
             )
-    if wire_dtype is not None and wire_dtype not in _WIRES:
-        raise ValueError(
-            f"{where}: expected a wire_dtype of {', '.join(map(str, _WIRES))} or None, got {wire_dtype}"
-        )
+    require_wire(where, wire_dtype)
     if not math.isfinite(scale):
         raise ValueError(f"{where}: expected a finite scale, got {scale}")
     return found
-
-
-def _as_sent(tensor: Tensor, wire_dtype: torch.dtype | None) -> Tensor:
-    if (
-        wire_dtype is None
-        or not tensor.is_floating_point()
-        or wire_dtype.itemsize >= tensor.element_size()
-    ):
-        return tensor
-    return tensor.to(wire_dtype)
-
-
-def _ended(work: dist.Work | None, async_op: bool) -> dist.Work | None:
-    if async_op:
-        return work
-    if work is not None:
-        work.wait()
-    return None

@@ -125,12 +125,6 @@ def _difference(theirs: Sequence[float], ours: Sequence[float]) -> tuple[str, bo
     return f"{len(apart)} of {len(pairs)} losses differ, by {gap:.2g} of their size at most", well
 
 
-def _unusable(name: str, outcome: Outcome) -> str:
-    if outcome.served:
-        return f"The job names fastcoll itself. Name {name} in it, and compare again."
-    return f"fastcoll served no group: the job made none of {name} or of no name."
-
-
 def _report(
     name: str, runs: dict[str, list[Outcome]], others_percent: float
 ) -> tuple[list[str], int]:
@@ -222,7 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 last = outcome.log.read_text().splitlines()[-_LAST_LINES:]
                 print(f"it ended with {outcome.status}:", *last, sep="\n  ", file=sys.stderr)
             if outcome.served != (side == "fastcoll"):
-                print(_unusable(name, outcome), f"All that it printed: {outcome.log}", sep="\n")
+                why = f"fastcoll served no group: the job made none of {name} or of no name."
+                if outcome.served:
+                    why = f"The job names fastcoll itself. Name {name} in it, and compare again."
+                print(why, f"All that it printed: {outcome.log}", sep="\n")
                 return 2
     ours_used, busy, whole = (now - then for now, then in zip(_used(), before, strict=True))
     others = max(0.0, 100 * (busy - ours_used) / whole) if whole > 0 else 0.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "SYMMETRIC_SWITCHES", "VARIABLES", "Variable", "read", "unknown"]
+__all__ = ["GROUPS", "SYMMETRIC_SWITCHES", "VARIABLES", "Variable", "read", "rows", "unknown"]
 
 SYMMETRIC_SWITCHES = (
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES",
@@ -76,13 +76,19 @@ class Variable:
         raise ValueError(f"{self.name}={text}: expected {expected}. Correct or unset it.")
 
 
-def _rows() -> Iterator[Variable]:
-    """Reads settings.def: calls with literals as arguments, which are macros in C++."""
-    text = Path(__file__).with_name("settings.def").read_text()
-    for row in ast.parse(re.sub(r"^//.*", "", text, flags=re.MULTILINE)).body:
+def rows(path: Path) -> Iterator[tuple[str, list[str], list[Any]]]:
+    """Yields macro, names and literals of each row of a .def file, whose rows are calls in Python's grammar too."""
+    for row in ast.parse(re.sub(r"^//.*", "", path.read_text(), flags=re.MULTILINE)).body:
         assert isinstance(row, ast.Expr) and isinstance(row.value, ast.Call)
-        kind, literals = ast.unparse(row.value.func), row.value.args[2:]
-        name, group, default, *allowed, meaning = map(ast.literal_eval, literals)
+        given = row.value.args
+        names = [one.id for one in given if isinstance(one, ast.Name)]
+        literals = [ast.literal_eval(one) for one in given if not isinstance(one, ast.Name)]
+        yield ast.unparse(row.value.func), names, literals
+
+
+def _variables() -> Iterator[Variable]:
+    for kind, _, literals in rows(Path(__file__).with_name("settings.def")):
+        name, group, default, *allowed, meaning = literals
         if kind == "SWITCH":
             allowed = [0, 1]
         elif kind == "CHOICE":
@@ -90,7 +96,7 @@ def _rows() -> Iterator[Variable]:
         yield Variable(name, group, default, meaning, tuple(allowed))
 
 
-VARIABLES = tuple(_rows())
+VARIABLES = tuple(_variables())
 
 
 def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Attach the output of ``-v``, or of ``--json``, to a bug report. In a training pr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -16,10 +17,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fastcoll import env
-from fastcoll._checks import installed_version, run_checks
-from fastcoll._requirements import nccl_owners
+from fastcoll._built_for import recorded_torch
+from fastcoll._checks import run_checks
+from fastcoll._requirements import installed_version, nccl_owners
 from fastcoll._version import __version__
-from fastcoll.cuda.nccl_library import mapped, used
+from fastcoll.cuda import nccl_library
 
 if TYPE_CHECKING:
     from fastcoll.cuda.engine import CudaEngine
@@ -135,40 +137,27 @@ def libraries() -> dict[str, list[str]]:
 def _versions() -> dict[str, str | None]:
     import torch
 
-    from_nccl = installed_version("nvidia-nccl-cu13", "nvidia-nccl-cu12")
     versions: dict[str, str | None] = {
         "fastcoll": __version__,
         "torch": str(torch.__version__),
-        "fastcoll was built for torch": None,
+        "fastcoll was built for torch": recorded_torch(),
         "Python": platform.python_version(),
         "CUDA of torch": torch.version.cuda,
         "CuPy": installed_version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
-        "NCCL": from_nccl,
-        "NCCL as loaded": _loaded_nccl(),
+        "NCCL": installed_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        "NCCL as loaded": None,  # CuPy calls none, or an unusable one
         "Triton": installed_version("triton"),
         "NumPy": installed_version("numpy"),
         "Linux": platform.release(),
     }
-    try:
+    with contextlib.suppress(ImportError):
+        loaded = nccl_library.load().version
+        versions["NCCL as loaded"] = nccl_library.version_text(loaded)
+    with contextlib.suppress(ImportError):  # the record of the build stays
         from fastcoll._load import C
 
         versions["fastcoll was built for torch"] = C.build_info().get("torch")
-    except ImportError:
-        # The record of the build, without importing _load, which has just failed.
-        from fastcoll._built_for import recorded_torch
-
-        versions["fastcoll was built for torch"] = recorded_torch()
     return versions
-
-
-def _loaded_nccl() -> str | None:
-    """Returns the version of the NCCL that CuPy calls; None if it calls none, or an unusable one."""
-    from fastcoll.cuda import nccl_library
-
-    try:
-        return nccl_library.version_text(nccl_library.load().version)
-    except ImportError:
-        return None
 
 
 def _environment() -> list[dict[str, Any]]:
@@ -212,7 +201,7 @@ def collect() -> dict[str, Any]:
     answers = run_checks()  # first: it loads the libraries
     loaded = libraries()
     notes = []
-    if len(loaded["libnccl"]) > 1 and used(mapped()) is None:
+    if len(loaded["libnccl"]) > 1 and nccl_library.used(nccl_library.mapped()) is None:
         notes.append(
             "Two copies of NCCL are loaded, which often causes errors. Uninstall one of the packages that bring it, "
             "or set LD_PRELOAD to the path of the one to use."

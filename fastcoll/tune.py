@@ -179,12 +179,6 @@ def experiments(ranks: int) -> list[Experiment]:
     ]  # fmt: skip
 
 
-def _group(table: dict[str, int]) -> dist.ProcessGroup:
-    options = C.Options(tuning=tuning.as_table(table))
-    group: dist.ProcessGroup = dist.new_group(backend="fastcoll", pg_options=options)
-    return group
-
-
 def _calls(item: Experiment, groups: Mapping[int, dist.ProcessGroup], size: int) -> dict[int, Call]:
     return {value: item.call(size, group) for value, group in groups.items()}
 
@@ -194,7 +188,11 @@ def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
     shipped = tuning.values_of(C.Tuning())
     table, measured = dict(shipped), {}
     for item in experiments(control.world_size):
-        groups = {value: _group(table | {item.field: value}) for value in item.values}
+        tables = {value: tuning.as_table(table | {item.field: value}) for value in item.values}
+        groups: dict[int, dist.ProcessGroup] = {
+            value: dist.new_group(backend="fastcoll", pg_options=C.Options(tuning=one))
+            for value, one in tables.items()
+        }
         calls = partial(_calls, item, groups)
         times = _median_times(item.sizes, calls, control, plan, torch.device("cpu"))
         for group in groups.values():

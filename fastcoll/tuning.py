@@ -11,13 +11,13 @@ import functools
 import json
 import os
 import platform
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastcoll import env
+from fastcoll._checks import first_match
 from fastcoll._load import C
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
@@ -66,11 +66,8 @@ def machine_name() -> str:
             continue
         if kind != "Instruction":
             caches.append(f"L{level} {size}")
-    try:
-        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    cpu = found[1].strip() if found else platform.machine()
+    cpu = first_match(r"^model name\s*:(.*)$", "/proc/cpuinfo")
+    cpu = platform.machine() if cpu is None else cpu
     return f"{cpu}, {os.cpu_count()} cores, {', '.join(caches) or 'caches unknown'}"
 
 
@@ -123,7 +120,7 @@ def parse(text: str, source: Path) -> Loaded:
     device = section.get("name") if isinstance(section, dict) else None
     if not isinstance(device, str) or not device:
         raise ValueError(f"{what} a name, of the devices, and a table, got {section!r}. {_ANEW}")
-    limits = _check(section.get("table"), Thresholds.names(), f"{what} a table")
+    limits = _check(section.get("table"), asdict(DEFAULT), f"{what} a table")
     return replace(loaded, device=Thresholds(**limits), device_name=device)
 
 

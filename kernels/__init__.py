@@ -11,9 +11,9 @@
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
 
     _blocks.py _dtypes.py                  device functions of the kernels
-    _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_launch.py
+    _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py
                                            shared parts of the kernels between ranks
-    _plan.py _configuration.py _launch.py  shared parts of launches: blocks, specialisations, compilation
+    _configuration.py _launch.py           shared parts of launches: specialisations, compilation
 
 Importing this package does not import Triton; importing its modules does. They do not check tensors, because
 fastcoll.cuda makes them and passes only supported ones.

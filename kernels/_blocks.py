@@ -1,7 +1,7 @@
 """Shared parts of the kernels on lists of tensors: a program's block, its addresses, its loads and stores.
 
-A program works on one block: BLOCK adjacent elements of one tensor, fewer at the tensor's end. The block
-map assigns a (tensor, piece) to each program. A tensor's address is a base plus the tensor's entry in a
+A block is BLOCK adjacent elements of one tensor, fewer at the tensor's end. The block map has the (tensor, piece) of
+each. A tensor's address is a base plus the tensor's entry in a
 row. For a flat bucket the base is its address, and the row has byte offsets. For scattered tensors the
 base is 0, and the row has their addresses. All addresses are 64-bit integers, so a launch needs no tensor,
 and no bucket is too large.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._dtypes import addressed, narrow, widen
+from fastcoll.kernels._dtypes import accumulate_dtype, addressed, narrow, widen
 
 __all__ = [
     "element_address",
@@ -24,9 +24,9 @@ __all__ = [
 
 
 @triton.jit
-def locate(block_map, sizes, BLOCK: tl.constexpr):
-    """Returns this program's tensor, the index of the block's first element in it, and the elements left from there."""
-    entry = addressed(block_map, tl.int32) + 2 * tl.program_id(0).to(tl.int64)
+def locate(block_map, sizes, block, BLOCK: tl.constexpr):
+    """Returns the tensor of block number `block`, the index of its first element in it, and the elements left there."""
+    entry = addressed(block_map, tl.int32) + 2 * block
     tensor = tl.load(entry).to(tl.int64)
     start = tl.load(entry + 1).to(tl.int64) * BLOCK
     left = tl.load(addressed(sizes, tl.int64) + tensor) - start
@@ -47,16 +47,14 @@ def is_wide(addresses, left, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load(
-    address, left, TYPE: tl.constexpr, TO: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr
-):
-    """Returns LANES elements in the accumulate dtype TO; without WIDE reads only `left` and returns 0 for the rest."""
+def load(address, left, TYPE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr):
+    """Returns LANES elements in the accumulate dtype; without WIDE reads only `left` and returns 0 for the rest."""
     lanes = tl.arange(0, LANES)
     if WIDE:
-        return widen(tl.load(addressed(address, TYPE, 16) + lanes), TYPE, TO)
+        stored = tl.load(addressed(address, TYPE, 16) + lanes)
     else:
-        there = lanes < left
-        return widen(tl.load(addressed(address, TYPE) + lanes, mask=there, other=0), TYPE, TO)
+        stored = tl.load(addressed(address, TYPE) + lanes, mask=lanes < left, other=0)
+    return widen(stored, TYPE, accumulate_dtype(TYPE))
 
 
 @triton.jit

@@ -14,6 +14,7 @@ __all__ = [
     "addressed",
     "dtype_name",
     "narrow",
+    "types_of",
     "widen",
 ]
 
@@ -43,6 +44,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def types_of(first: torch.dtype, second: torch.dtype) -> str:
+    """Returns two dtypes as text, in the form of the compile table's rows."""
+    return dtype_name(first) + (f"->{dtype_name(second)}" if second != first else "")
+
+
 @triton.jit
 def addressed(address, TYPE: tl.constexpr, DIVISOR: tl.constexpr = 1):
     """Returns the pointer to elements of TYPE at an address, a multiple of DIVISOR."""
@@ -57,11 +63,6 @@ def accumulate_dtype(TYPE):
 
 
 @triton.jit
-def _bfloat16_to_float32(value):
-    return (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _float32_to_bfloat16(value):
     bits = value.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -73,7 +74,8 @@ def _float32_to_bfloat16(value):
 def widen(stored, TYPE: tl.constexpr, TO: tl.constexpr):
     """Returns loaded elements of TYPE in the accumulate dtype TO; exact."""
     if (tl.bfloat16 == TYPE) and INTERPRETED:
-        return _bfloat16_to_float32(stored).to(TO)
+        bits = stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+        return bits.to(tl.float32, bitcast=True).to(TO)
     else:
         return stored.to(TO)
 

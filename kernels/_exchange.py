@@ -29,15 +29,7 @@ __all__ = [
     "end",
     "half_of",
     "meet",
-    "stage_address",
-    "table_at",
 ]
-
-
-@triton.jit
-def table_at(address):
-    """Returns a pointer to the 64-bit words at `address`."""
-    return address.to(tl.int64).to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
@@ -60,12 +52,6 @@ def end(peers, world, rank, channel, COUNTER: tl.constexpr, number, alive):
 def half_of(channel, number, stage_bytes):
     """Returns the offset of this round's half in a rank's staging, in bytes; int64."""
     return tl.multiple_of((channel * 2 + (number & 1)).to(tl.int64) * stage_bytes, 128)
-
-
-@triton.jit
-def stage_address(peers, world, rank):
-    """Returns the address of this rank's staging; int64."""
-    return tl.load(peers + world + rank)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import triton
@@ -17,21 +17,28 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._configuration import Configuration, double_bits
+from fastcoll.kernels.peers import PeerBuffers
 
 if TYPE_CHECKING:
     from fastcoll._load_cuda import CUDA
 
 __all__ = [
+    "Launch",
+    "arithmetic",
     "compile_for",
     "is_interpreted",
     "kernel_on",
     "options_of",
+    "pack",
     "prepared",
     "require_device",
     "require_parameters",
     "source_of",
 ]
+
+Launch: TypeAlias = "CUDA.Launch"
+"""A launch on a device: calling it launches on the device's current stream."""
 
 _WIDTHS = {"i32": "32", "i64": "64"}
 _SCRATCH = ["64", "64"]  # two pointers that Triton appends: global and profile scratch memory
@@ -94,7 +101,7 @@ def options_of(configuration: Configuration) -> dict[str, object]:
     """Returns the compiler options, by name."""
     return {
         "num_warps": configuration.num_warps,
-        "num_stages": configuration.num_stages,
+        "num_stages": 1,  # no software pipelining
         **configuration.options,
     }
 
@@ -136,8 +143,8 @@ def prepared(
     arguments: Sequence[int],
     held: object = None,
     **places: Any,
-) -> CUDA.Launch:
-    """Returns a launch on a device: calling it launches on the device's current stream.
+) -> Launch:
+    """Returns a launch on a device.
 
     Args:
         configuration: The configuration to launch.
@@ -158,6 +165,49 @@ def prepared(
             f"{configuration.name}: expected {len(configuration.signature)} arguments, got {len(arguments)}."
         )
     return CUDA.Launch(kernel_on(configuration, device), programs, arguments, held, **places)
+
+
+def arithmetic(op: str, scale: float, peers: PeerBuffers) -> tuple[int, int]:
+    """Returns the bits of the factor, and the divisor, for kernels between ranks."""
+    return double_bits(scale), peers.world_size if op == "avg" else 1
+
+
+def pack(
+    configuration: Configuration,
+    peers: PeerBuffers,
+    programs: int,
+    tensors: tuple[torch.Tensor, torch.Tensor],
+    arguments: tuple[int, ...],
+    **places: Any,
+) -> Launch:
+    """Returns the launch of one rank, for kernels between ranks.
+
+    Args:
+        configuration: The configuration.
+        peers: The ranks' buffers.
+        programs: Channels; 0 to launch nothing.
+        tensors: This rank's source and out.
+        arguments: The kernel's arguments after the number of channels.
+        places: As for ``prepared``.
+
+    Raises:
+        RuntimeError: The buffers are closed.
+    """
+    peers.require_open()
+    source, out = tensors
+    return prepared(
+        configuration,
+        peers.device,
+        programs,
+        (
+            *(source.data_ptr(), out.data_ptr(), peers.table.data_ptr()),
+            *(peers.rank, peers.world_size, programs, *arguments),
+        ),
+        peers,
+        source_at=0,
+        out_at=1,
+        **places,
+    )
 
 
 def kernel_on(configuration: Configuration, device: torch.device) -> CUDA.Kernel:

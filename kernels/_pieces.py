@@ -46,10 +46,7 @@ NARROW = tl.constexpr(4)
 @triton.jit
 def pointer(address, TYPE: tl.constexpr, WIDE: tl.constexpr):
     """Returns `address` (in bytes) as a pointer; WIDE promises a multiple of 16."""
-    if WIDE:
-        return tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(TYPE)), 16)
-    else:
-        return address.to(tl.int64).to(tl.pointer_type(TYPE))
+    return addressed(address, TYPE, 16 if WIDE else 1)
 
 
 @triton.jit

@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 
 from fastcoll.kernels._arithmetic import averager, factor_of, finish
-from fastcoll.kernels._dtypes import narrow, widen
-from fastcoll.kernels._exchange import begin, end, table_at
+from fastcoll.kernels._dtypes import addressed, narrow, widen
+from fastcoll.kernels._exchange import begin, end
 from fastcoll.kernels._pieces import NARROW, as_mask, pointer, whole
 from fastcoll.kernels._signals import (
     ARRIVED,
@@ -158,7 +158,7 @@ def ring_kernel(
     channel = tl.program_id(0)
     source = source.to(tl.int64)
     out = out.to(tl.int64)
-    peers = table_at(peers)
+    peers = addressed(peers, tl.int64)
     alive, sent = begin(peers, world, rank, channel, 1)
     received = sent
     arrived = sent + 1

@@ -19,9 +19,7 @@ Fill the bucket before, on the same stream: the first exchange releases the stre
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -30,17 +28,14 @@ from torch import Tensor
 
 from fastcoll.buckets import PIECE, BucketLayout, address_table
 from fastcoll.kernels._arithmetic import averager, factor_of
-from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS, addressed
-from fastcoll.kernels._exchange import begin, end, meet, table_at
-from fastcoll.kernels._launch import kernel_on, prepared
-from fastcoll.kernels._peer_launch import arithmetic, block_of, configuration_of, types_of
+from fastcoll.kernels._blocks import element_address, locate
+from fastcoll.kernels._configuration import Configuration, block_of, configuration_of
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, addressed, types_of
+from fastcoll.kernels._exchange import begin, end, meet
+from fastcoll.kernels._launch import Launch, arithmetic, kernel_on, prepared
 from fastcoll.kernels._pieces import as_mask, copy_four, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
-
-if TYPE_CHECKING:
-    from fastcoll._load_cuda import CUDA
 
 __all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
 
@@ -48,21 +43,19 @@ __all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
 @triton.jit
 def _place(
     block_map, sizes, bucket_row, output_row, block,
-    item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
+    WIRE: tl.constexpr, OUTPUT: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """Returns a block's offset in a bucket in bytes, the address of its output, and its elements."""
-    entry = addressed(block_map, tl.int32) + 2 * block
-    tensor = tl.load(entry).to(tl.int64)
-    start = tl.load(entry + 1).to(tl.int64) * PIECE
-    length = tl.minimum(tl.load(addressed(sizes, tl.int64) + tensor) - start, PIECE)
-    offset = tl.load(addressed(bucket_row, tl.int64) + tensor) + start * size
-    return offset, tl.load(addressed(output_row, tl.int64) + tensor) + start * item, length
+    tensor, start, left = locate(block_map, sizes, block, PIECE)
+    offset = element_address(0, bucket_row, tensor, start, WIRE)
+    out = element_address(0, output_row, tensor, start, OUTPUT)
+    return offset, out, tl.minimum(left, PIECE)
 
 
 @triton.jit
 def _peers_block(
     block_map, sizes, bucket_row, output_row, buckets, rank, world,
-    block, blocks, turn, item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
+    block, blocks, turn, WIRE: tl.constexpr, OUTPUT: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """Returns the block's address at its owner, the address of its output, its elements, and whether both are aligned.
 
@@ -70,7 +63,7 @@ def _peers_block(
     """
     owner = turn % world
     offset, out, length = _place(
-        block_map, sizes, bucket_row, output_row, tl.minimum(block, blocks - 1), item, size, PIECE
+        block_map, sizes, bucket_row, output_row, tl.minimum(block, blocks - 1), WIRE, OUTPUT, PIECE
     )
     source = tl.load(buckets + owner) + offset
     length = tl.where((block < blocks) & (owner != rank), length, 0)
@@ -100,10 +93,8 @@ def bucket_kernel(
     address `squares`.
     """
     channel = tl.program_id(0)
-    peers = table_at(peers)
-    buckets = table_at(buckets)
-    item: tl.constexpr = OUTPUT.primitive_bitwidth // 8
-    size: tl.constexpr = WIRE.primitive_bitwidth // 8
+    peers = addressed(peers, tl.int64)
+    buckets = addressed(buckets, tl.int64)
     alive, number = begin(peers, world, rank, channel, 0)
     factor = factor_of(scale, tl.float32)
     average = averager(divisor)
@@ -117,7 +108,7 @@ def bucket_kernel(
     while (block < blocks) & alive:
         if turn % world == rank:
             offset, out, length = _place(
-                block_map, sizes, bucket_row, output_row, block, item, size, PIECE
+                block_map, sizes, bucket_row, output_row, block, WIRE, OUTPUT, PIECE
             )
             wide = (((own + offset) | out) % 16 == 0).to(tl.int32)
             square = reduce_piece(
@@ -136,19 +127,19 @@ def bucket_kernel(
         while (block < blocks) & alive:
             source0, out0, length0, wide0 = _peers_block(
                 block_map, sizes, bucket_row, output_row, buckets, rank, world,
-                block, blocks, turn, item, size, PIECE,
+                block, blocks, turn, WIRE, OUTPUT, PIECE,
             )  # fmt: skip
             source1, out1, length1, wide1 = _peers_block(
                 block_map, sizes, bucket_row, output_row, buckets, rank, world,
-                block + channels, blocks, turn + 1, item, size, PIECE,
+                block + channels, blocks, turn + 1, WIRE, OUTPUT, PIECE,
             )  # fmt: skip
             source2, out2, length2, wide2 = _peers_block(
                 block_map, sizes, bucket_row, output_row, buckets, rank, world,
-                block + 2 * channels, blocks, turn + 2, item, size, PIECE,
+                block + 2 * channels, blocks, turn + 2, WIRE, OUTPUT, PIECE,
             )  # fmt: skip
             source3, out3, length3, wide3 = _peers_block(
                 block_map, sizes, bucket_row, output_row, buckets, rank, world,
-                block + 3 * channels, blocks, turn + 3, item, size, PIECE,
+                block + 3 * channels, blocks, turn + 3, WIRE, OUTPUT, PIECE,
             )  # fmt: skip
             copy_four(
                 (source0, source1, source2, source3),
@@ -171,9 +162,8 @@ def bucket_kernel(
     end(peers, world, rank, channel, 0, number, alive)
 
 
-@functools.cache
-def _configuration(wire: torch.dtype, output: torch.dtype, measures: bool) -> Configuration:
-    return configuration_of(
+_TABLE = {
+    (wire, output, measures): configuration_of(
         f"bucket_all_reduce {types_of(wire, output)}" + " measured" * measures,
         bucket_kernel,
         WIRE=ELEMENT[wire],
@@ -182,13 +172,14 @@ def _configuration(wire: torch.dtype, output: torch.dtype, measures: bool) -> Co
         PIECE=PIECE,
         MEASURES=measures,
     )
+    for output, wire in PAIRS
+    for measures in (False, True)
+}
 
 
 def configurations() -> Iterator[Configuration]:
     """Yields all configurations that ``BucketAllReduce`` can launch."""
-    for output, wire in PAIRS:
-        for measures in (False, True):
-            yield _configuration(wire, output, measures)
+    yield from _TABLE.values()
 
 
 class BucketAllReduce:
@@ -220,7 +211,7 @@ class BucketAllReduce:
         self._peers = peers
         self._blocks = layout.blocks(PIECE)
         self._squares_offset = -(-layout.elements * wire_dtype.itemsize // 16) * 16
-        self._configuration = _configuration(wire_dtype, dtype, measures)
+        self._configuration = _TABLE[wire_dtype, dtype, measures]
         kernel_on(self._configuration, peers.device)
         self._tables = (
             layout.block_map(PIECE, peers.device),
@@ -236,7 +227,7 @@ class BucketAllReduce:
         op: str = "sum",
         scale: float = 1.0,
         squares: int = 0,
-    ) -> CUDA.Launch:
+    ) -> Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:

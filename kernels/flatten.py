@@ -12,7 +12,7 @@ Bound: the bandwidth of device memory; a copy of as many bytes takes at least as
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -22,47 +22,56 @@ from torch import Tensor
 from fastcoll.buckets import BLOCK, BucketLayout, address_table
 from fastcoll.kernels._arithmetic import factor_of
 from fastcoll.kernels._blocks import element_address, is_wide, load, locate, store
-from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import PAIRS, addressed, dtype_name, narrow, widen
-from fastcoll.kernels._launch import kernel_on, prepared
-from fastcoll.kernels._plan import block_configuration, double_bits
-
-if TYPE_CHECKING:
-    from fastcoll._load_cuda import CUDA
+from fastcoll.kernels._configuration import (
+    UNFUSED,
+    Configuration,
+    configuration_of,
+    double_bits,
+)
+from fastcoll.kernels._dtypes import (
+    ELEMENT,
+    PAIRS,
+    accumulate_dtype,
+    addressed,
+    dtype_name,
+    narrow,
+    widen,
+)
+from fastcoll.kernels._launch import Launch, kernel_on, prepared
 
 __all__ = ["Flatten", "Unflatten", "configurations", "flatten_kernel", "unflatten_kernel"]
 
 _Table = Mapping[tuple[torch.dtype, torch.dtype], Configuration]
-
 _PAIRS = (*PAIRS, (torch.float64, torch.float64))  # NCCL sums float64
+_NARROW = 1024
+"""Elements of a step through a block that is partial or unaligned: four for each thread."""
 
 
 @triton.jit
 def move_block(
     source, target, left, factor,
-    INPUT: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr, NARROW: tl.constexpr,
+    INPUT: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """Writes a block's elements times `factor`.
 
     `source` and `target` are addresses; `left` is the number of the tensor's elements from there on.
     """
     if is_wide(source | target, left, BLOCK):
-        values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
+        values = load(source, left, INPUT, BLOCK, True) * factor
         store(target, left, values, OUTPUT, BLOCK, True)
     else:
         left = tl.minimum(left, BLOCK)
         for first in range(0, left, NARROW):
             here = source + first * (INPUT.primitive_bitwidth // 8)
             there = target + first * (OUTPUT.primitive_bitwidth // 8)
-            values = load(here, left - first, INPUT, ACCUMULATE, NARROW, False) * factor
+            values = load(here, left - first, INPUT, NARROW, False) * factor
             store(there, left - first, values, OUTPUT, NARROW, False)
 
 
 @triton.jit
 def move_and_measure(
     source, target, left, factor,
-    INPUT: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    INPUT: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As ``move_block``; returns the sum of the squares of what it writes, in float64.
 
@@ -70,10 +79,10 @@ def move_and_measure(
     addresses, which differ between ranks.
     """
     if is_wide(source | target, left, BLOCK):
-        values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
+        values = load(source, left, INPUT, BLOCK, True) * factor
         store(target, left, values, OUTPUT, BLOCK, True)
     else:
-        values = load(source, left, INPUT, ACCUMULATE, BLOCK, False) * factor
+        values = load(source, left, INPUT, BLOCK, False) * factor
         store(target, left, values, OUTPUT, BLOCK, False)
     written = widen(narrow(values, OUTPUT), OUTPUT, tl.float64)
     return tl.sum(written * written)
@@ -89,16 +98,15 @@ def flatten_kernel(
     scale_bits,
     INPUT: tl.constexpr,
     OUTPUT: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
     """Moves one block. All arguments are int64: addresses of tables and of the bucket, and the factor's bits."""
-    tensor, start, left = locate(block_map, sizes, BLOCK)
+    tensor, start, left = locate(block_map, sizes, tl.program_id(0).to(tl.int64), BLOCK)
     source = element_address(0, input_row, tensor, start, INPUT)
     target = element_address(output_base.to(tl.int64), output_row, tensor, start, OUTPUT)
-    factor = factor_of(scale_bits, ACCUMULATE)
-    move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
+    factor = factor_of(scale_bits, accumulate_dtype(INPUT))
+    move_block(source, target, left, factor, INPUT, OUTPUT, BLOCK, NARROW)
 
 
 @triton.jit
@@ -112,7 +120,6 @@ def unflatten_kernel(
     squares,
     INPUT: tl.constexpr,
     OUTPUT: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
     MEASURES: tl.constexpr,
@@ -121,15 +128,15 @@ def unflatten_kernel(
 
     `squares` is the address of a float64 for each block, which is set if MEASURES.
     """
-    tensor, start, left = locate(block_map, sizes, BLOCK)
+    tensor, start, left = locate(block_map, sizes, tl.program_id(0).to(tl.int64), BLOCK)
     source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
     target = element_address(0, output_row, tensor, start, OUTPUT)
-    factor = factor_of(scale_bits, ACCUMULATE)
+    factor = factor_of(scale_bits, accumulate_dtype(INPUT))
     if MEASURES:
-        square = move_and_measure(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK)
+        square = move_and_measure(source, target, left, factor, INPUT, OUTPUT, BLOCK)
         tl.store(addressed(squares, tl.float64) + tl.program_id(0), square)
     else:
-        move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
+        move_block(source, target, left, factor, INPUT, OUTPUT, BLOCK, NARROW)
 
 
 def _table(
@@ -137,15 +144,18 @@ def _table(
     kernel: Any,
     pairs: Sequence[tuple[torch.dtype, torch.dtype]],
     end: str = "",
-    **constexprs: object,
+    **constexprs: Any,
 ) -> _Table:
     """Returns the configuration of each pair of dtypes, from and to."""
     return {
-        (source, target): block_configuration(
+        (source, target): configuration_of(
             f"{name} {dtype_name(source)}->{dtype_name(target)}{end}",
             kernel,
-            source,
-            target,
+            options=UNFUSED,
+            INPUT=ELEMENT[source],
+            OUTPUT=ELEMENT[target],
+            BLOCK=BLOCK,
+            NARROW=_NARROW,
             **constexprs,
         )
         for source, target in pairs
@@ -156,17 +166,19 @@ class _Move:
     """Base of Flatten and Unflatten: the layout's tables, and the launches' common arguments."""
 
     table: ClassVar[_Table]
+    measuring: ClassVar[_Table]
 
     def __init__(
         self,
         layout: BucketLayout,
-        configuration: Configuration,
-        wire: torch.dtype,
+        source: torch.dtype,
+        target: torch.dtype,
         device: torch.device | str,
+        measures: bool = False,
     ) -> None:
         device = torch.device(device)
         self.layout = layout
-        self._configuration = configuration
+        self._configuration = (self.measuring if measures else self.table)[source, target]
         self._device = device
         kernel_on(self._configuration, device)
         self._grid = layout.blocks(BLOCK)
@@ -174,7 +186,8 @@ class _Move:
             layout.block_map(BLOCK, device).data_ptr(),
             layout.device_sizes(device).data_ptr(),
         )
-        self._offsets = layout.byte_offsets(wire, device).data_ptr()
+        bucket = min(source, target, key=lambda dtype: dtype.itemsize)
+        self._offsets = layout.byte_offsets(bucket, device).data_ptr()
 
     def _row(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns a table of the tensors' addresses on the device."""
@@ -182,7 +195,7 @@ class _Move:
 
     def _prepared(
         self, places: tuple[int, ...], scale: float, row: Tensor, *more: int, **at: int
-    ) -> CUDA.Launch:
+    ) -> Launch:
         """Returns the launch; `more`: arguments behind the factor; `at`: indices of arguments that a plan replaces."""
         every = (*self._tables, *places, double_bits(scale), *more)
         held = (self.layout, row)
@@ -194,8 +207,8 @@ class Flatten(_Move):
 
     Args:
         layout: Sizes of the tensors, and their places in the bucket.
-        dtype: Dtype of the tensors: float32, bfloat16, float16 or float64.
-        wire_dtype: Dtype of the bucket: that of the tensors, or bfloat16 or float16 for float32. Rounded once, to
+        source: Dtype of the tensors: float32, bfloat16, float16 or float64.
+        target: Dtype of the bucket: that of the tensors, or bfloat16 or float16 for float32. Rounded once, to
             nearest even; too large values convert as in ``torch.Tensor.to``.
         device: Device of all tensors.
 
@@ -205,16 +218,7 @@ class Flatten(_Move):
 
     table = _table("flatten", flatten_kernel, _PAIRS)
 
-    def __init__(
-        self,
-        layout: BucketLayout,
-        dtype: torch.dtype,
-        wire_dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(layout, self.table[dtype, wire_dtype], wire_dtype, device)
-
-    def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> CUDA.Launch:
+    def prepare(self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0) -> Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
@@ -232,8 +236,8 @@ class Unflatten(_Move):
 
     Args:
         layout: Sizes of the tensors, and their places in the bucket.
-        wire_dtype: Dtype of the bucket: float32, bfloat16, float16 or float64.
-        dtype: Dtype of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest
+        source: Dtype of the bucket: float32, bfloat16, float16 or float64.
+        target: Dtype of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest
             even.
         device: Device of all tensors.
         measures: Whether to sum the squares of what is written.
@@ -246,20 +250,9 @@ class Unflatten(_Move):
     table = _table("unflatten", unflatten_kernel, _back, MEASURES=False)
     measuring = _table("unflatten", unflatten_kernel, _back, " measured", MEASURES=True)
 
-    def __init__(
-        self,
-        layout: BucketLayout,
-        wire_dtype: torch.dtype,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        measures: bool = False,
-    ) -> None:
-        table = self.measuring if measures else self.table
-        super().__init__(layout, table[wire_dtype, dtype], wire_dtype, device)
-
     def prepare(
         self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0, squares: int = 0
-    ) -> CUDA.Launch:
+    ) -> Launch:
         """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:

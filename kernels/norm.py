@@ -11,20 +11,20 @@ All in float64, by one program, so the order of the sum is the same on all ranks
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from fastcoll.kernels._arithmetic import factor_of
-from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._configuration import (
+    UNFUSED,
+    Configuration,
+    configuration_of,
+    double_bits,
+)
 from fastcoll.kernels._dtypes import addressed
-from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._plan import double_bits
-
-if TYPE_CHECKING:
-    from fastcoll._load_cuda import CUDA
+from fastcoll.kernels._launch import Launch, prepared
 
 __all__ = ["configurations", "norm_kernel", "prepare_norm"]
 
@@ -47,15 +47,7 @@ def norm_kernel(squares, count, result, max_norm_bits, epsilon_bits, BLOCK: tl.c
     tl.store(numbers + 1, found_inf.to(tl.float32))
 
 
-_CONFIGURATION = Configuration(
-    name="norm",
-    kernel=norm_kernel,
-    signature={name: "i64" for name in norm_kernel.arg_names if not name.isupper()},
-    constexprs={"BLOCK": 1024},
-    num_warps=8,
-    wide=False,
-    options={"enable_fp_fusion": False},
-)
+_CONFIGURATION = configuration_of("norm", norm_kernel, wide=False, options=UNFUSED, BLOCK=1024)
 
 
 def configurations() -> Iterator[Configuration]:
@@ -65,7 +57,7 @@ def configurations() -> Iterator[Configuration]:
 
 def prepare_norm(
     squares: int, count: int, result: int, max_norm: float, epsilon: float, device: torch.device
-) -> CUDA.Launch:
+) -> Launch:
     """Returns a launch that can be repeated.
 
     Args:

@@ -12,7 +12,6 @@ Bound: the bandwidth of device memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -20,15 +19,17 @@ import triton.language as tl
 
 from fastcoll.buckets import address_table
 from fastcoll.kernels._arithmetic import averager, factor_of
-from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._configuration import (
+    OPTIONS,
+    REGISTERS,
+    Configuration,
+    block_of,
+    configuration_of,
+    double_bits,
+)
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, addressed, dtype_name
-from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._peer_launch import OPTIONS, REGISTERS, block_of, configuration_of
+from fastcoll.kernels._launch import Launch, prepared
 from fastcoll.kernels._pieces import SPAN, reduce_piece
-from fastcoll.kernels._plan import double_bits
-
-if TYPE_CHECKING:
-    from fastcoll._load_cuda import CUDA
 
 __all__ = ["MOST_INPUTS", "configurations", "prepare_reduce", "reduce_kernel"]
 
@@ -95,7 +96,7 @@ def prepare_reduce(
     scale: float = 1.0,
     factors: int = 0,
     **places: int,
-) -> CUDA.Launch:
+) -> Launch:
     """Returns a launch that can be repeated.
 
     Args:

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import triton.language as tl
 
 from fastcoll.buckets import GRAIN
-from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS
-from fastcoll.kernels._peer_launch import (
-    REGISTERS,
-    Table,
-    arithmetic,
-    configuration_of,
-    pack,
-    types_of,
-)
+from fastcoll.kernels._configuration import REGISTERS, Configuration, configuration_of
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, types_of
+from fastcoll.kernels._launch import Launch, arithmetic, pack
 from fastcoll.kernels._ring import ring_kernel
 from fastcoll.kernels.peers import PeerBuffers
-
-if TYPE_CHECKING:
-    from fastcoll._load_cuda import CUDA
 
 __all__ = [
     "configurations",
@@ -39,41 +28,34 @@ _one = functools.partial(
 )
 
 
-@functools.cache
-def _reducing() -> Table:
-    return {
-        (message, wire): _one(
-            f"ring {types_of(message, wire)}",
-            MESSAGE=ELEMENT[message],
-            WIRE=ELEMENT[wire],
-            REDUCES=True,
-            BLOCK=8192 // wire.itemsize,
-        )
-        for message, wire in PAIRS
-    }
-
-
-@functools.cache
-def _gathering() -> dict[int, Configuration]:
-    """Returns the configurations that move items, by item size in bytes."""
-    return {
-        size: _one(
-            f"ring gather {size}-byte items",
-            wide=size == 4,
-            options={"maxnreg": REGISTERS},
-            MESSAGE=item,
-            WIRE=item,
-            REDUCES=False,
-            BLOCK=2048,
-        )
-        for size, item in ((4, tl.int32), (1, tl.uint8))
-    }
+_REDUCING = {
+    (message, wire): _one(
+        f"ring {types_of(message, wire)}",
+        MESSAGE=ELEMENT[message],
+        WIRE=ELEMENT[wire],
+        REDUCES=True,
+        BLOCK=8192 // wire.itemsize,
+    )
+    for message, wire in PAIRS
+}
+_GATHERING = {
+    size: _one(
+        f"ring gather {size}-byte items",
+        wide=size == 4,
+        options={"maxnreg": REGISTERS},
+        MESSAGE=item,
+        WIRE=item,
+        REDUCES=False,
+        BLOCK=2048,
+    )
+    for size, item in ((4, tl.int32), (1, tl.uint8))
+}
+"""The configurations that move items, by item size in bytes."""
 
 
 def configurations() -> Iterator[Configuration]:
     """Yields all configurations that the functions of this module can launch."""
-    yield from _reducing().values()
-    yield from _gathering().values()
+    yield from (*_REDUCING.values(), *_GATHERING.values())
 
 
 def prepare_all_reduce(
@@ -84,7 +66,7 @@ def prepare_all_reduce(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-) -> CUDA.Launch:
+) -> Launch:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     The arguments are those of ``staged.one_shot.prepare_all_reduce``. The wire dtype is that of results: partial
@@ -95,13 +77,8 @@ def prepare_all_reduce(
     """
     count = source.numel()
     chunk = -(-count // (peers.world_size * GRAIN)) * GRAIN
-    return _reduce(
-        (source, out),
-        peers,
-        (op, scale, wire_dtype),
-        (count, chunk, chunk),
-        2 * peers.world_size - 2,
-    )
+    last = 2 * peers.world_size - 2
+    return _reduce(source, out, peers, (count, chunk, chunk), last, op, scale, wire_dtype)
 
 
 def prepare_reduce_scatter(
@@ -112,7 +89,7 @@ def prepare_reduce_scatter(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-) -> CUDA.Launch:
+) -> Launch:
     """Returns a launch that reduces `source` of all ranks; rank r gets chunk r.
 
     `source` has as many chunks as there are ranks. `out` is one chunk, and may be this rank's chunk of `source`. The
@@ -121,16 +98,11 @@ def prepare_reduce_scatter(
     Raises:
         RuntimeError: The buffers are closed.
     """
-    return _reduce(
-        (source, out),
-        peers,
-        (op, scale, wire_dtype),
-        (source.numel(), out.numel(), 0),
-        peers.world_size - 1,
-    )
+    geometry = (source.numel(), out.numel(), 0)
+    return _reduce(source, out, peers, geometry, peers.world_size - 1, op, scale, wire_dtype)
 
 
-def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> CUDA.Launch:
+def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> Launch:
     """Returns a launch that gathers `source` of all ranks into `out` of all ranks, in rank order.
 
     Args:
@@ -146,40 +118,37 @@ def prepare_all_gather(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffe
     # In bytes, because a rank's alignment must not change where its segments begin.
     segment, programs = _segments(peers, size, 1, 4 * GRAIN)
     chunk = size // item
-    return _packed(
-        _gathering()[item],
-        (source, out),
-        peers,
-        programs,
-        (chunk * peers.world_size, chunk, 0, chunk, segment // item),
-        (peers.world_size - 1, 2 * peers.world_size - 2),
-        arithmetic("sum", 1.0, peers),
-        addresses % 16 == 0 and size % (4 * GRAIN) == 0,
+    arguments = (
+        *(chunk * peers.world_size, chunk, 0, chunk, segment // item),
+        *(peers.layout.slots, peers.layout.slot_bytes),
+        *(peers.world_size - 1, 2 * peers.world_size - 2),
+        *(*arithmetic("sum", 1.0, peers), peers.limit),
+        int(addresses % 16 == 0 and size % (4 * GRAIN) == 0),
     )
+    return pack(_GATHERING[item], peers, programs, (source, out), arguments)
 
 
 def _reduce(
-    tensors: tuple[torch.Tensor, torch.Tensor],
+    source: torch.Tensor,
+    out: torch.Tensor,
     peers: PeerBuffers,
-    call: tuple[str, float, torch.dtype | None],
     geometry: tuple[int, int, int],
     last: int,
-) -> CUDA.Launch:
+    op: str,
+    scale: float,
+    wire_dtype: torch.dtype | None,
+) -> Launch:
     """Returns the launch of steps 0 to `last`; `geometry` is count, chunk, and the stride of results, in elements."""
-    source, out = tensors
-    op, scale, wire_dtype = call
     count, chunk, out_stride = geometry
     segment, programs = _segments(peers, chunk, 4, GRAIN)
-    return _packed(
-        _reducing()[source.dtype, wire_dtype or source.dtype],
-        tensors,
-        peers,
-        programs,
-        (count, chunk, chunk, out_stride, segment),
-        (0, last),
-        arithmetic(op, scale, peers),
-        (source.data_ptr() | out.data_ptr()) % 16 == 0 and chunk % GRAIN == 0,
+    aligned = (source.data_ptr() | out.data_ptr()) % 16 == 0 and chunk % GRAIN == 0
+    arguments = (
+        *(count, chunk, chunk, out_stride, segment),
+        *(peers.layout.slots, peers.layout.slot_bytes, 0, last),
+        *(*arithmetic(op, scale, peers), peers.limit, int(aligned)),
     )
+    configuration = _REDUCING[source.dtype, wire_dtype or source.dtype]
+    return pack(configuration, peers, programs, (source, out), arguments)
 
 
 def _segments(peers: PeerBuffers, chunk: int, item_bytes: int, grain: int) -> tuple[int, int]:
@@ -191,18 +160,3 @@ def _segments(peers: PeerBuffers, chunk: int, item_bytes: int, grain: int) -> tu
     largest = peers.layout.slot_bytes // item_bytes // grain * grain
     segment = max(grain, min(largest, -(-chunk // (channels * grain)) * grain))
     return segment, min(channels, -(-chunk // segment))
-
-
-def _packed(
-    configuration: Configuration,
-    tensors: tuple[torch.Tensor, torch.Tensor],
-    peers: PeerBuffers,
-    programs: int,
-    geometry: tuple[int, ...],
-    steps: tuple[int, int],
-    numbers: tuple[int, int],
-    aligned: bool,
-) -> CUDA.Launch:
-    slots = (peers.layout.slots, peers.layout.slot_bytes)
-    arguments = (*geometry, *slots, *steps, *numbers, peers.limit, int(aligned))
-    return pack(configuration, peers, programs, tensors, arguments)

@@ -19,9 +19,7 @@ Bytes for a message of S bytes (wire W), both: reads S and writes W to stage it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -29,23 +27,13 @@ import triton.language as tl
 
 from fastcoll.buckets import GRAIN
 from fastcoll.kernels._arithmetic import averager, factor_of
-from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS
-from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
-from fastcoll.kernels._peer_launch import (
-    Table,
-    arithmetic,
-    block_of,
-    configuration_of,
-    pack,
-    types_of,
-)
+from fastcoll.kernels._configuration import Configuration, block_of, configuration_of
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, addressed, types_of
+from fastcoll.kernels._exchange import begin, end, half_of, meet
+from fastcoll.kernels._launch import Launch, arithmetic, pack
 from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
-
-if TYPE_CHECKING:
-    from fastcoll._load_cuda import CUDA
-    from fastcoll.kernels.peers import PeerBuffers
+from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["configurations", "one_shot", "two_shot"]
 
@@ -105,7 +93,7 @@ def staged_kernel(
     channel = tl.program_id(0)
     source = source.to(tl.int64)
     out = out.to(tl.int64)
-    peers = table_at(peers)
+    peers = addressed(peers, tl.int64)
     alive, number = begin(peers, world, rank, channel, 0)
     factor = factor_of(scale, tl.float32)
     average = averager(divisor)
@@ -118,7 +106,7 @@ def staged_kernel(
         length = tl.minimum(count - start, piece)
         number += 1
         half = half_of(channel, number, stage_bytes)
-        staging = stage_address(peers, world, rank) + half
+        staging = tl.load(peers + world + rank) + half
         copy_piece(source + start * item, staging, length, aligned, MESSAGE, WIRE, BLOCK)
         alive = meet(peers, world, rank, channel, READY, 1, number, limit)
         if CUTS:
@@ -148,20 +136,20 @@ def staged_kernel(
 
 
 class _Staged:
-    """One of the two ways."""
+    """One of the two ways.
+
+    Attributes:
+        table: Its configurations by the dtypes of the message and the wire.
+    """
 
     def __init__(self, name: str, cuts: bool) -> None:
-        self._name, self._cuts = name, cuts
-
-    @functools.cached_property
-    def configurations(self) -> Table:
-        """Its configurations by the dtypes of the message and the wire."""
-        return {
+        self._cuts = cuts
+        self.table = {
             (message, wire): configuration_of(
-                f"{self._name} {types_of(message, wire)}",
+                f"{name} {types_of(message, wire)}",
                 staged_kernel,
                 divisible_by_16=frozenset({"stage_bytes"}),
-                CUTS=self._cuts,
+                CUTS=cuts,
                 MESSAGE=ELEMENT[message],
                 WIRE=ELEMENT[wire],
                 BLOCK=block_of(message, wire),
@@ -178,7 +166,7 @@ class _Staged:
         op: str = "sum",
         scale: float = 1.0,
         wire_dtype: torch.dtype | None = None,
-    ) -> CUDA.Launch:
+    ) -> Launch:
         """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
         Args:
@@ -199,7 +187,7 @@ class _Staged:
         staged = stage // wire.itemsize // grain * grain
         # C++ computes the number of programs, and a piece's elements, from the number of elements.
         return pack(
-            self.configurations[source.dtype, wire],
+            self.table[source.dtype, wire],
             peers,
             channels,
             (source, out),
@@ -219,4 +207,4 @@ two_shot = _Staged("two_shot", cuts=True)
 def configurations() -> Iterator[Configuration]:
     """Yields all configurations that ``prepare_all_reduce`` can launch."""
     for way in (one_shot, two_shot):
-        yield from way.configurations.values()
+        yield from way.table.values()

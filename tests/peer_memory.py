@@ -132,7 +132,7 @@ def prepare() -> None:
     limits = Thresholds(one_shot_bytes=64 << 10, two_shot_bytes=2 << 20)
     os.environ["FASTCOLL_TUNING"] = table_of("recording", dataclasses.asdict(limits))
     # Regions of about a megabyte, and stages so small that most messages take several pieces.
-    mapping_decision.REGION_SIZES = mapping_decision.RegionSizes(1 << 20, 3, 2048, 4, 1024)
+    mapping_decision.REGION_SIZES = mapping_decision.RegionSizes(3, 2048, 4, 1024, 1 << 20)
     symmetric._TEST_WAIT = 60.0  # interpreters on busy cores
     kernel_accesses.install(DEVICE)
     _share_knowledge()

@@ -20,6 +20,7 @@ from typing import Any
 
 from page import differences
 from repository import ROOT
+from table_sources import record_of
 
 from fastcoll import env
 from fastcoll.bench import options
@@ -33,11 +34,6 @@ REFERENCE = "docs/reference/python.md"
 STALE = "tools/stale_records.txt"
 BACKENDS = ("fastcoll", "gloo", "nccl", "mpi", "vllm", "fake", "unreduced")
 """Those that a benchmark can measure."""
-
-
-def record(name: str) -> dict[str, Any]:
-    """Returns a record of bench/results."""
-    return read_record(ROOT / "bench" / "results" / f"{name}.jsonl")
 
 
 def read(path: str) -> str:
@@ -155,17 +151,11 @@ def command_problem(record: dict[str, Any]) -> str:
             match words:
                 case ["python", "-m", "fastcoll.bench", *given]:
                     options.parse(given, models())
-                case ["python", "-m", "fastcoll.bench.hosts", *given]:
-                    parsed = options.hosts_parser().parse_args(given)
-                    options.parse(parsed.bench, models())
-                case ["python", "-m", "fastcoll.bench.engine", *given]:
-                    options.engine_parser().parse_args(given)
-                case ["python", "-m", "fastcoll.bench.kernels", *given]:
-                    options.kernels_parser().parse_args(given)
-                case ["python", "-m", "fastcoll.bench.clipped_step", *given]:
-                    options.clipped_step_parser().parse_args(given)
-                case ["python", "-m", "fastcoll.bench.startup", *given]:
-                    options.startup_parser().parse_args(given)
+                case ["python", "-m", module, *given] if (
+                    script := module.removeprefix("fastcoll.bench.")
+                ) in options.SCRIPTS:
+                    parsed = options.script_parser(script).parse_args(given)
+                    options.parse(getattr(parsed, "bench", []), models())
                 case ["python", file] if (ROOT / file).is_file():
                     pass
                 case [".ci/run", step] if re.search(rf"^{step}\(\)", read(".ci/run"), re.MULTILINE):
@@ -225,7 +215,7 @@ def figures() -> Iterator[str]:
         case["backends"]["gloo"]["time"]["median"] / case["backends"]["fastcoll"]["time"]["median"]
         for name in ("all_reduce", "collectives", "communicator")
         for path in (ROOT / "bench/results").glob(f"{name}_*cpu_*ranks*.jsonl")
-        for case in record(path.stem)["cases"]
+        for case in record_of(path.name)["cases"]
         if {"gloo", "fastcoll"} <= case["backends"].keys()
     ]
     lines = [json.loads(line) for line in read("tests/peer/suite_outcomes.jsonl").splitlines()]
@@ -233,18 +223,18 @@ def figures() -> Iterator[str]:
     passed = sum(each.get("passed", 0) for each in suites)
     failed = sum(each.get("failed", 0) for each in suites)
     only = sum(len(line.get("fastcoll_fails", ())) for line in lines)
-    faults = record("faults_cpu")["cases"]
+    faults = record_of("faults_cpu.jsonl")["cases"]
     reported = [
         one["row"]
         for one in faults
         if "success was reported" in one["backends"].get("gloo", {}).get("detail", "")
     ]
-    gradients = record("ddp_cpu_2ranks")["cases"][0]
-    (token,) = record("compiled_cpu_2ranks")["cases"]
+    gradients = record_of("ddp_cpu_2ranks.jsonl")["cases"][0]
+    (token,) = record_of("compiled_cpu_2ranks.jsonl")["cases"]
     compiled = [f"{medians(token)[by] / 1e3:.1f} ms" for by in ("fastcoll-compile", "gloo")]
     objects = next(
         medians(case)
-        for case in record("objects_cpu_2ranks")["cases"]
+        for case in record_of("objects_cpu_2ranks.jsonl")["cases"]
         if (case["collective"], case["object"]) == ("broadcast_object", "bytes of 1 KB")
     )
     taken = [f"{objects[by] / 1e3:.2f} ms" for by in ("fastcoll", "gloo", "fastcoll-direct")]

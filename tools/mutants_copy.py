@@ -91,11 +91,7 @@ def make_package() -> None:
     Raises:
         Unusable: Another fastcoll is found.
     """
-    shutil.rmtree(PACKAGE, ignore_errors=True)
-    (PACKAGE / "fastcoll").mkdir(parents=True)
-    beside = [COPY / name for name in ("kernels", "bench", "examples")]
-    for part in [*(COPY / "fastcoll").iterdir(), *beside]:
-        (PACKAGE / "fastcoll" / part.name).symlink_to(part)
+    subprocess.run(["bash", COPY / "tools" / "link_package.sh"], check=True)
     names = (
         "fastcoll",
         "fastcoll._C",

@@ -16,10 +16,6 @@ RECORDS = ("ddp_cuda_1rank", "kernels_cuda", "engine_cuda")
 """Those of the figures."""
 
 
-def _or_dash(value: float | None, text: str) -> str:
-    return "-" if value is None else text.format(value)
-
-
 # Rows of the page; the record has more.
 _KERNELS = re.compile(
     r"copy .*|(un)?flatten \S+|bf16 hook \S+|reduce .*32|reduce .*16|\S+ 8 streams 64 MiB \S+"
@@ -61,7 +57,7 @@ def engine() -> list[str]:
     ]
     for case in record["cases"]:
         times = {column: one["median"] for column, one in case["time"].items()}
-        us = [_or_dash(times.get(column), "{:.1f}") for column in columns]
+        us = [f"{times[column]:.1f}" if column in times else "-" for column in columns]
         rows.append([case["case"], *us, f"{times['fastcoll'] / times['nccl']:.2f}"])
     titles = [f"{column}, us" for column in columns]
     return [*markdown(" | ".join(["call", *titles, "ratio"]), rows, 1), *source((name, record))]

@@ -13,15 +13,13 @@ from typing import Any
 import drawings
 import one_gpu
 from drawings import HOSTS, THEMES, Record, Theme
-from repository import ROOT
 from svg import carried_digest, digest, save
+from table_sources import record_of
 
-from fastcoll.bench.record import medians, read_record
+from fastcoll.bench.record import medians
 from fastcoll.bench.sizes import size_text
 
 __all__ = ["PICTURES", "Picture", "redraw", "stale"]
-
-_RESULTS = ROOT / "bench" / "results"
 
 
 def _added_shown(records: Sequence[Record]) -> str:
@@ -76,7 +74,7 @@ class Picture:
 
     def read(self) -> list[Record]:
         """Returns its records."""
-        return [read_record(_RESULTS / f"{name}.jsonl") for name in self.records]
+        return [record_of(f"{name}.jsonl") for name in self.records]
 
 
 PICTURES = {

@@ -5,34 +5,23 @@
 With --check it writes nothing, and fails if the stub differs.
 """
 
-import ast
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from repository import ROOT
+
+from fastcoll import env
+
 STUB = ROOT / "fastcoll" / "_C.pyi"
 TYPES = {"TEXT": "str", "CHOICE": "str", "INTEGER": "int", "SWITCH": "bool", "SIZE": "int"}
-
-
-def rows(path: str) -> Iterable[tuple[str, list[str], list[Any]]]:
-    """Yields kind, names and literals of each row of a .def file: its rows are calls in Python's grammar too."""
-    text = re.sub(r"^//.*", "", (ROOT / path).read_text(), flags=re.MULTILINE)
-    for row in ast.parse(text).body:
-        assert isinstance(row, ast.Expr) and isinstance(row.value, ast.Call)
-        call = row.value
-        names = [argument.id for argument in call.args if isinstance(argument, ast.Name)]
-        literals = [argument for argument in call.args if not isinstance(argument, ast.Name)]
-        yield ast.unparse(call.func), names, [ast.literal_eval(literal) for literal in literals]
 
 
 def fields(path: str) -> list[tuple[str, str, object, str]]:
     """Returns name, type, default and description of the fields that a .def file describes."""
     found = []
-    for kind, names, literals in rows(path):
+    for kind, names, literals in env.rows(ROOT / path):
         if kind == "SIZE":
             name, default, meaning = literals
         elif "GROUP" not in names:

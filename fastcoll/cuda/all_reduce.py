@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastcoll._load_cuda import CUDA
+from fastcoll._wires import wire_of
 from fastcoll.buckets import address_table, require_apart
 from fastcoll.cuda.algorithms import Algorithm, Call
 from fastcoll.cuda.algorithms.call import depends_on_order
@@ -59,13 +60,14 @@ class CallOptions(NamedTuple):
     measure: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class AllReduces:
     """Plans the all-reduces of one group on one device, and the ring's other collectives.
 
     C++ repeats the plans (csrc/cuda/plans.hpp). Launches that work on the peers' memory run one after the other,
     whatever their streams; the kernels rely on it.
 
-    Args:
+    Attributes:
         member: This rank and the group.
         region: Result of ``open_region``: what the ranks agreed on and mapped.
         device: The device as torch names it.
@@ -73,49 +75,37 @@ class AllReduces:
         forced: FASTCOLL_ALGO.
         fixed: Whether sums are taken in a fixed order.
         aborted: Whether the group was aborted.
-        timeout: Seconds that a kernel waits for a peer; see below.
-
-    Attributes:
-        timeout: May be set by any thread; takes effect with the next plan.
-        region: As given.
+        timeout: Seconds that a kernel waits for a peer. May be set by any thread; takes effect with the next plan.
         plans: Plans to repeat.
         chosen: Name of the last planned call's algorithm, for tests and tools.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        region: Region,
-        device: torch.device,
-        kernel_device: torch.device,
-        forced: str,
-        fixed: bool,
-        aborted: Callable[[], bool],
-        timeout: float,
-    ) -> None:
-        self.timeout = self._timeout = timeout
-        self.region = region
+    member: Member
+    region: Region
+    device: torch.device
+    kernel_device: torch.device
+    forced: str
+    fixed: bool
+    aborted: Callable[[], bool]
+    timeout: float
+
+    def __post_init__(self) -> None:
         self.chosen = ""
-        self._member = member
-        self._device = device
-        self._kernel_device = kernel_device
-        self._forced = forced
-        self._fixed = fixed
-        self._aborted = aborted
+        self._timeout = self.timeout
         self._voting = threading.Lock()
         self._measured: dict[object, tuple[int, list[int]]] = {}
         self._workspaces: OrderedDict[int, Tensor] = OrderedDict()  # the most recently used last
         # By stream and capture; held by the plans, which go with their graph.
         self._captured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
-        self.plans = CUDA.Plans(self._kernel_bytes(), region.thresholds.limits)
+        self.plans = CUDA.Plans(self._kernel_bytes(), self.region.thresholds.limits)
 
     def _kernel_bytes(self) -> int:
         """Returns the size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all."""
         topology = self.region.topology
-        if self._forced in ("auto", "nccl") and not self._fixed:
+        if self.forced in ("auto", "nccl") and not self.fixed:
             if not topology.kernels and self.region.vote is None:
                 return 0
-            if self._forced == "nccl" or not topology.peers or topology.ranks == 1:
+            if self.forced == "nccl" or not topology.peers or topology.ranks == 1:
                 return 1  # lists are fused by kernels, tensors are not
             return max(self.region.thresholds.kernel_bytes, 1)
         return sys.maxsize
@@ -144,7 +134,10 @@ class AllReduces:
                 "kernels, which cannot be captured into a graph. Make one such call before the capture."
             )
         if self.timeout != self._timeout:
-            self._take_timeout()
+            self._timeout = self.timeout
+            if self.region.peers is not None:
+                self.region.peers.limit_waits(self._timeout)
+            self.plans.forget()
         options = CallOptions(*given)
         chosen, left = self._chosen(tasks, options)
         if not chosen:
@@ -194,7 +187,7 @@ class AllReduces:
         from fastcoll.kernels.norm import prepare_norm
 
         sums = squares.data_ptr(), squares.numel()
-        prepare_norm(*sums, result.data_ptr(), max_norm, epsilon, self._kernel_device)()
+        prepare_norm(*sums, result.data_ptr(), max_norm, epsilon, self.kernel_device)()
 
     def tables(self, tasks: Sequence[Task]) -> tuple[int, int, object]:
         """Returns the addresses of two tables on the device, and what holds them.
@@ -207,10 +200,10 @@ class AllReduces:
         """
         _, dtype, _, _, _, sources, outs, sizes = zip(*tasks, strict=True)
         require_apart(sizes, outs, dtype[0].itemsize, "tensors")
-        read = address_table(sources, self._kernel_device)
+        read = address_table(sources, self.kernel_device)
         written = read
         if outs != sources:
-            written = address_table(outs, self._kernel_device)
+            written = address_table(outs, self.kernel_device)
         return read.data_ptr(), written.data_ptr(), (read, written)
 
     def has_kernels(self) -> bool:
@@ -247,7 +240,7 @@ class AllReduces:
 
     def _for_kernels(self, tasks: Sequence[Task], given: tuple[Any, ...]) -> bool:
         """Returns whether kernels may serve these tasks where the ranks map no memory."""
-        fixed = self._fixed and any(depends_on_order(dtype, op) for _, dtype, op, *_ in tasks)
+        fixed = self.fixed and any(depends_on_order(dtype, op) for _, dtype, op, *_ in tasks)
         return fixed or len(tasks) > 1 or bool(given)
 
     def close(self) -> None:
@@ -255,7 +248,7 @@ class AllReduces:
         peers = self.region.peers
         if peers is not None:
             peers.close()
-            if self._aborted():
+            if self.aborted():
                 _left_behind.append((peers, self.plans))
                 self.plans = CUDA.Plans(0, [])
             else:
@@ -263,12 +256,6 @@ class AllReduces:
         self.plans.clear()
         self._workspaces.clear()
         self.region = replace(self.region, peers=None)
-
-    def _take_timeout(self) -> None:
-        self._timeout = self.timeout
-        if self.region.peers is not None:
-            self.region.peers.limit_waits(self._timeout)
-        self.plans.forget()
 
     def _chosen(
         self, tasks: Sequence[Task], options: CallOptions
@@ -285,26 +272,22 @@ class AllReduces:
         return chosen, left
 
     def _algorithms(self, tasks: Sequence[Task], options: CallOptions) -> Iterator[_Chosen]:
-        for call, indices in self._calls(tasks, options):
-            yield self._choose(call, options), call, indices
-
-    def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
-        """Returns the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
+        """Yields the tasks as calls: one for each task, or lists of all-reduces of one dtype and operation."""
         by_type: dict[_Kind, list[int]] = {}
         for index, task in enumerate(tasks):
             by_type.setdefault(task[:5], []).append(index)
-        calls: list[tuple[Call, list[int]]] = []
-        for kind, indices in by_type.items():
-            whole = _call(kind, tuple(tasks[i][7] for i in indices), options)
+        for (collective, dtype, op, root, premul), indices in by_type.items():
+            sizes, wire = tuple(tasks[i][7] for i in indices), wire_of(dtype, options.wire_dtype)
+            whole = Call(dtype, op, sizes, wire, options.scale, collective, root, premul)
             parts = [slice(None)] if options.fuse else buckets(whole, self.region.topology)
             for part in parts:
                 together = replace(whole, sizes=whole.sizes[part])
                 if self._fuses(together, options):
-                    calls.append((together, indices[part]))
+                    yield self._choose(together, options), together, indices[part]
                     continue
-                alone = [replace(whole, sizes=(size,)) for size in together.sizes]
-                calls += [(call, [i]) for call, i in zip(alone, indices[part], strict=True)]
-        return calls
+                for size, index in zip(together.sizes, indices[part], strict=True):
+                    alone = replace(whole, sizes=(size,))
+                    yield self._choose(alone, options), alone, [index]
 
     def _fuses(self, call: Call, options: CallOptions) -> bool:
         """Whether a list is reduced as one bucket; if not, each tensor is reduced by itself."""
@@ -314,14 +297,14 @@ class AllReduces:
             algorithm = self._choose(call, options).name
         except ValueError:
             return False
-        region, forced = self.region, options.algorithm or self._forced
+        region, forced = self.region, options.algorithm or self.forced
         return bool(options.fuse) or fuses(
             call, algorithm, region.topology, region.thresholds, forced
         )
 
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
-        region, forced = self.region, options.algorithm or self._forced
-        return select(call, region.topology, region.thresholds, forced, self._fixed)
+        region, forced = self.region, options.algorithm or self.forced
+        return select(call, region.topology, region.thresholds, forced, self.fixed)
 
     def _prepared(
         self,
@@ -331,7 +314,7 @@ class AllReduces:
         measure: bool,
     ) -> tuple[list[CUDA.PlanPart], bool]:
         """Returns the parts of a plan, and whether it serves these numbers of elements only."""
-        context = PlanContext(self._member, self._kernel_device, self.region.peers, workspace)
+        context = PlanContext(self.member, self.kernel_device, self.region.peers, workspace)
         parts, of_count, squares = [], False, 0
         for algorithm, call, indices in chosen:
             pieces = tuple(Piece(*tasks[index][5:]) for index in indices)
@@ -346,7 +329,7 @@ class AllReduces:
         return parts, of_count
 
     def _new_memory(self, size: int) -> Tensor:
-        return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+        return torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
 
     def _workspace(self, size: int, stream: int, capture: int) -> Tensor:
         """Returns memory that the calls on a stream use in turn; each user holds it, so it may be replaced.
@@ -368,11 +351,3 @@ class AllReduces:
         if len(self._workspaces) > _MOST_WORKSPACES:
             self._workspaces.popitem(last=False)
         return known
-
-
-def _call(kind: _Kind, sizes: tuple[int, ...], options: CallOptions) -> Call:
-    collective, dtype, op, root, premul = kind
-    wire = options.wire_dtype
-    if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
-        wire = None
-    return Call(dtype, op, sizes, wire, options.scale, collective, root, premul)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
@@ -18,6 +19,7 @@ __all__ = ["Consensus", "Refused"]
 Value = TypeVar("Value")
 
 _LOOK = 0.05  # seconds between two looks at the group
+_PATIENCE = 60.0  # seconds for a common step, at most: all ranks have arrived, and NCCL would do
 _SHORT, _LONG = 50e-6, 0.01  # seconds between two polls of the store
 
 
@@ -25,28 +27,29 @@ class Refused(Exception):
     """A rank failed in a common step; the text, equal on all ranks, names the rank and the reason."""
 
 
+@dataclass(eq=False, repr=False)
 class Consensus:
     """Rounds in which every rank posts a text and reads the texts of all ranks.
 
-    Args:
+    Attributes:
         store: For these rounds only: no earlier instance of the group has written to it.
         member: This rank.
         timeout: Seconds that a round may take.
         abort_cause: Returns why the group was aborted meanwhile, or "".
     """
 
-    def __init__(
-        self,
-        store: Store,
-        member: Member,
-        timeout: float,
-        abort_cause: Callable[[], str],
-    ) -> None:
-        self._store = store
-        self._roster = CUDA.Roster(store, "consensus", member.rank, member.size)
-        self._member = member
-        self._timeout = timeout
-        self._abort_cause = abort_cause
+    store: Store
+    member: Member
+    timeout: float
+    abort_cause: Callable[[], str]
+
+    def __post_init__(self) -> None:
+        self._roster = CUDA.Roster(self.store, "consensus", self.member.rank, self.member.size)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a common step may take; the other ranks wait for the answer for the whole timeout."""
+        return min(self.timeout / 2, _PATIENCE)
 
     def look(self) -> None:
         """Ends a wait that can no longer succeed.
@@ -54,8 +57,8 @@ class Consensus:
         Raises:
             DistBackendError: The group was aborted.
         """
-        if cause := self._abort_cause():
-            raise self._member.fault("init", f"the group was aborted: {cause}")
+        if cause := self.abort_cause():
+            raise self.member.fault("init", f"the group was aborted: {cause}")
 
     def gather(self, what: str, text: str) -> list[str]:
         """Returns the text of each rank, in rank order.
@@ -83,8 +86,8 @@ class Consensus:
         Raises:
             DistBackendError: A rank posted nothing in time, or the group was aborted.
         """
-        store, rank = self._store, self._member.rank
-        keys = [f"{what}/{other}" for other in range(self._member.size)]
+        store, rank = self.store, self.member.rank
+        keys = [f"{what}/{other}" for other in range(self.member.size)]
         store.set(keys[rank], text)
         look = self._waiting(
             what, lambda: [other for other, key in enumerate(keys) if not store.check([key])]
@@ -102,7 +105,7 @@ class Consensus:
 
     def _waiting(self, what: str, missing: Callable[[], list[int]]) -> Callable[[], None]:
         """Returns what to call between two polls of the store; it raises as ``gather``."""
-        end = time.monotonic() + self._timeout
+        end = time.monotonic() + self.timeout
 
         def look() -> None:
             self.look()
@@ -110,21 +113,20 @@ class Consensus:
                 return
             absent = missing() or [0]  # rank 0 has not posted the collected texts
             have = "have" if len(absent) > 1 else "has"
-            raise self._member.fault(
+            raise self.member.fault(
                 "init",
-                f"timed out after {self._timeout * 1000:.0f} ms: {names_of(absent)} {have} not arrived to map the "
+                f"timed out after {self.timeout * 1000:.0f} ms: {names_of(absent)} {have} not arrived to map the "
                 f"peers' memory ({what}). Check that every rank of the group is alive, or raise the group's timeout.",
             )
 
         return look
 
-    def together(self, what: str, function: Callable[[], Value], patience: float) -> Value:
+    def together(self, what: str, function: Callable[[], Value]) -> Value:
         """Runs a step on every rank that may fail or hang, and collects from all ranks whether it succeeded.
 
         Args:
             what: Name of the round.
             function: This rank's step, run on a thread that is left behind if it does not end.
-            patience: Seconds that the step may take.
 
         Returns:
             The function's result on this rank.
@@ -137,12 +139,12 @@ class Consensus:
         refusal = ""
         try:
             call = deadline.start(function)
-            end = time.monotonic() + patience
+            end = time.monotonic() + self.patience
             while not call.wait(_LOOK):
                 self.look()
                 if time.monotonic() >= end:
                     raise TimeoutError(
-                        f"the set-up of the kernels has not ended after {patience:g} s (step {what})"
+                        f"the set-up of the kernels has not ended after {self.patience:g} s (step {what})"
                     )
             made.append(call.result())
         except Exception as error:

@@ -44,15 +44,12 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="fastcoll-nccl")
-        self._calls: queue.SimpleQueue[Call[object]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[Call[object]] = queue.SimpleQueue()
         self.start()
-
-    def give(self, call: Call[object]) -> None:
-        self._calls.put(call)
 
     def run(self) -> None:
         while True:
-            call = self._calls.get()
+            call = self.calls.get()
             call.run()
             del call  # frees what its function holds
             with _lock:
@@ -76,7 +73,7 @@ def start(function: Callable[[], Value]) -> Call[Value]:
     with _lock:
         worker = _free.pop() if _free else None
         lonely = not _free
-    (worker or _Worker()).give(call)  # type: ignore[arg-type]
+    (worker or _Worker()).calls.put(call)  # type: ignore[arg-type]
     if lonely:
         try:
             spare = _Worker()

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -52,12 +53,13 @@ def engines() -> list[CudaEngine]:
     return list(_engines.values())
 
 
+@dataclass(eq=False, repr=False)
 class CudaEngine:
     """NCCL for one group on this rank.
 
     The first use of a device, or of a pair of ranks, makes its communicator.
 
-    Args:
+    Attributes:
         store: The group's store.
         group: Name of the group.
         rank: This process in the group.
@@ -68,9 +70,6 @@ class CudaEngine:
         algorithm: FASTCOLL_ALGO.
         config: NCCL config of the communicators.
         order: Options.order, with FASTCOLL_ORDER.
-
-    Attributes:
-        group: Name of the group.
         communicators: The communicators that the watchdog polls and aborts, without Python.
         all_reduces: The ``AllReduces`` of each device with a communicator of all ranks, by device index.
         pools: The memory pools that are registered with all communicators.
@@ -79,41 +78,32 @@ class CudaEngine:
         ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        group: str,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        device_type: str = "cuda",
-        thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
-        algorithm: str = AUTO,
-        config: NcclConfig | None = None,
-        order: str = "any",
-    ) -> None:
-        self.group = group
+    store: Store
+    group: str
+    rank: int
+    size: int
+    timeout: timedelta
+    device_type: str = "cuda"
+    thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT
+    algorithm: str = AUTO
+    config: NcclConfig | None = None
+    order: str = "any"
+
+    def __post_init__(self) -> None:
         self.all_reduces: dict[int, AllReduces] = {}
-        self._thresholds_on = thresholds_on
-        self._algorithm = algorithm
-        self._config = config
-        self._shares = shares(config)  # whether parts of its communicators share their resources
-        self._order = order
+        self._shares = shares(self.config)  # whether parts of its communicators share resources
         nccl_library.load()
-        self.communicators = communicators = CUDA.Communicators(group)
+        self.communicators = communicators = CUDA.Communicators(self.group)
         # Without a reference to self, which would keep the engine.
         self._aborted: Callable[[], bool] = lambda: communicators.aborted
         self._abort_cause: Callable[[], str] = lambda: communicators.abort_cause
-        self._store = store
-        self._member = Member(group, rank, size)
-        self._timeout = timeout
-        self._device_type = device_type
+        self._member = Member(self.group, self.rank, self.size)
         self._making: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by pair
         self._made: Counter[int] = Counter()  # communicators that each pair's ranks began to make
         self._splits = 0
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
         self.pools = RegisteredPools(communicators, self._known)
-        _engines[group] = self
+        _engines[self.group] = self
 
     def prepare(self, device: int, pair: int, captured: bool) -> None:
         """Makes the communicator of a device, or of a pair of ranks on it, if there is none.
@@ -139,7 +129,7 @@ class CudaEngine:
                     "the first call of a group on a device makes NCCL's communicator, which cannot be captured into "
                     "a graph. Make one call before the capture."
                 )
-            where = torch.device(self._device_type, device)
+            where = torch.device(self.device_type, device)
             made = self._create(where, pair)
             self._take(device, pair, made, made.instance)
             if pair < 0:
@@ -147,7 +137,7 @@ class CudaEngine:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long ranks wait for each other, from the next call on."""
-        self._timeout = timeout
+        self.timeout = timeout
         for communicator in list(self._known.values()):
             communicator.timeout = timeout.total_seconds()
         for reduces in list(self.all_reduces.values()):
@@ -156,16 +146,16 @@ class CudaEngine:
     def _open_region(self, device: int) -> None:
         """Agrees with the other ranks on what they can do beside NCCL; the communicator must exist."""
         communicator = self._known[device, -1]
-        where = torch.device(self._device_type, device)
-        mapper = MAPPERS.get(self._device_type)
-        thresholds = self._thresholds_on(device_name(where))
+        where = torch.device(self.device_type, device)
+        mapper = MAPPERS.get(self.device_type)
+        thresholds = self.thresholds_on(device_name(where))
         sizes = mapping_decision.REGION_SIZES
-        request = mapping_decision.MappingRequest(self._algorithm, thresholds, sizes, self._order)
+        request = mapping_decision.MappingRequest(self.algorithm, thresholds, sizes, self.order)
         region = open_region(
-            PrefixStore(f"region/{communicator.instance}", self._store),
+            PrefixStore(f"region/{communicator.instance}", self.store),
             self._member,
             where,
-            self._timeout.total_seconds(),
+            self.timeout.total_seconds(),
             request,
             self._abort_cause,
             communicator.instance,
@@ -180,11 +170,11 @@ class CudaEngine:
             where,
             where if mapper is None else mapper.kernel_device(where),
             request.algorithm,
-            self._order == "fixed",
+            self.order == "fixed",
             self._aborted,
-            self._timeout.total_seconds(),
+            self.timeout.total_seconds(),
         )
-        self.all_reduces[device].timeout = self._timeout.total_seconds()  # if it was set meanwhile
+        self.all_reduces[device].timeout = self.timeout.total_seconds()  # if it was set meanwhile
 
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
         """Records a communicator, and adds it to the watchdog's."""
@@ -217,7 +207,7 @@ class CudaEngine:
         name = self.group if child is None else child.group
         if child is not None and self._shares:
             child._join(self.communicators)
-        part = whole.split(color, key, name, None if child is None else child._config)
+        part = whole.split(color, key, name, None if child is None else child.config)
         if part is not None and child is not None:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
             child._open_region(device)
@@ -241,7 +231,7 @@ class CudaEngine:
 
     def _create(self, device: torch.device, pair: int) -> NcclCommunicator:
         """Makes a communicator of all ranks, or with the rank `pair`."""
-        store, member = self._store, self._member
+        store, member = self.store, self._member
         if pair >= 0:
             low, high = sorted((member.rank, pair))
             two = f"{member.group}, ranks {low} and {high}"
@@ -252,10 +242,10 @@ class CudaEngine:
             store,
             member,
             device,
-            self._timeout.total_seconds(),
+            self.timeout.total_seconds(),
             self._made[pair] - 1,
             self._abort_cause,
-            self._config,
+            self.config,
             self._parents(device.index) if pair < 0 else (),
             self._join,
         )
@@ -267,15 +257,13 @@ class CudaEngine:
         found = []
         for other in engines():
             one = other._known.get((device, -1)) if other._shares else None
-            if one is None or one.closed is not None or other._net_name() != self._net_name():
+            # NCCL refuses to share the resources of another network than the config's.
+            networks = {getattr(each.config, "net_name", None) for each in (self, other)}
+            if one is None or one.closed is not None or len(networks) > 1:
                 continue
             if (one.member.rank, one.member.size) == (self._member.rank, self._member.size):
                 found.append(one)
         return found
-
-    def _net_name(self) -> str | None:
-        """Returns the network that the config names; NCCL refuses to share the resources of another one."""
-        return None if self._config is None else self._config.net_name
 
     def _join(self, family: CUDA.Communicators) -> None:
         """Makes the calls of this group in turn with those of a group that it shares resources with."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, _SymmetricMemory
 
 from fastcoll._load_cuda import CUDA
 from fastcoll.cuda.errors import Member
@@ -52,11 +52,7 @@ class TorchSymmetricMemory:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
 
     def missing(self) -> str:
-        """Returns what is missing in this process, or "": torch has no symmetric memory, or another backend of it."""
-        try:
-            from torch._C._distributed_c10d import _SymmetricMemory
-        except ImportError:
-            return f"torch {torch.__version__} has no symmetric memory"
+        """Returns what is missing in this process, or "": torch's symmetric memory has another backend."""
         # An NVSHMEM allocation would wait for all processes of the job, not only of the group.
         chosen = _SymmetricMemory.get_backend(torch.device("cuda"))
         if chosen not in (None, "CUDA"):

@@ -17,7 +17,7 @@ import torch
 from fastcoll.cuda.errors import names_of
 from fastcoll.cuda.mapping import TorchSymmetricMemory
 from fastcoll.cuda.thresholds import Thresholds
-from fastcoll.kernels.peers import MAX_RANKS
+from fastcoll.kernels.peers import MAX_RANKS, PeerLayout
 
 __all__ = [
     "REGION_SIZES",
@@ -31,25 +31,21 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class RegionSizes:
-    """Sizes of a rank's region.
+class RegionSizes(PeerLayout):
+    """Sizes of a rank's region: the layout for kernels, with as many channels as there may be, and a bucket.
 
     With staging of 128 KiB and slots of 64 KiB an H200 is 10 to 11 % faster than with half of each
     (bench/results/kernels_cuda.jsonl), and larger ones gain little more.
 
     Attributes:
         bucket_bytes: Room for a list's bucket and its sums of squares; DDP's buckets have 25 MiB.
-        channels: Programs of a launch, at most.
-        stage_bytes: Size of one half of a channel's staging.
-        slots: Segments of the ring that may be in flight, for each channel.
-        slot_bytes: Size of a slot.
     """
 
-    bucket_bytes: int = 32 << 20
     channels: int = 32
     stage_bytes: int = 128 << 10
     slots: int = 4
     slot_bytes: int = 64 << 10
+    bucket_bytes: int = 32 << 20
 
 
 REGION_SIZES = RegionSizes()

@@ -94,9 +94,7 @@ class RegisteredPools:
         for communicator, handle in self._handles[pool.id]:
             try:
                 if communicator.closed is None:
-                    self._call(
-                        communicator, functools.partial(communicator.deregister, handle, symmetric)
-                    )
+                    self._call(communicator, communicator.deregister, handle, symmetric)
             except Exception as error:
                 left.append((communicator, handle))
                 errors.append(error)
@@ -114,12 +112,12 @@ class RegisteredPools:
         for segment in pool.snapshot():
             if segment["device"] == (communicator.device.index or 0):
                 where = segment["address"], segment["total_size"]
-                handle = self._call(
-                    communicator, functools.partial(communicator.register, *where, symmetric)
-                )
+                handle = self._call(communicator, communicator.register, *where, symmetric)
                 self._handles[pool.id].append((communicator, handle))
 
-    def _call(self, communicator: NcclCommunicator, function: Callable[[], Value]) -> Value:
+    def _call(
+        self, communicator: NcclCommunicator, function: Callable[..., Value], *arguments: Any
+    ) -> Value:
         """Calls NCCL between other calls on the communicators, for at most the communicator's timeout.
 
         Raises:
@@ -128,7 +126,7 @@ class RegisteredPools:
 
         def on_device() -> Value:
             with current(communicator.device):
-                return function()
+                return function(*arguments)
 
         self._communicators.begin_calls()
         try:

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,14 @@ from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_config import LibraryCommunicator, NcclConfig, check_config
-from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
+from fastcoll.cuda.nccl_library import (
+    IN_PROGRESS,
+    NcclLibrary,
+    StatusError,
+    finish,
+    settle,
+    translated,
+)
 from fastcoll.cuda.nccl_life import (
     ABORT_SECONDS,
     decref,
@@ -32,7 +40,6 @@ from fastcoll.cuda.nccl_life import (
     register_communicator,
     unregister_communicator,
 )
-from fastcoll.cuda.nccl_status import finish, settle, translated
 
 __all__ = ["NcclCommunicator", "current"]
 
@@ -47,13 +54,14 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
+@dataclass(eq=False, repr=False)
 class NcclCommunicator:
     """One rank's communicator on one device.
 
     Make it with ``nccl_init.create_communicator`` or ``split``. One thread at a time may make calls; only ``abort`` and
     ``destroy`` may come from any thread, even while another thread is in a call.
 
-    Args:
+    Attributes:
         raw: CuPy's communicator, or a ``LibraryCommunicator``.
         member: Group, rank and size.
         device: Device of its buffers.
@@ -61,38 +69,28 @@ class NcclCommunicator:
             in progress.
         library: The NCCL library to call.
         instance: A unique text, equal on all its ranks; "" after a split, until the engine sets it.
-
-    Attributes:
         calls: The calls that move data, for C++.
         ended_elsewhere: Returns why the communicator has ended, if another object aborted it.
         family: The group's communicators, which share NCCL's resources if any do; the engine sets it.
     """
 
-    def __init__(
-        self,
-        raw: Any,
-        member: Member,
-        device: torch.device,
-        timeout: float,
-        library: NcclLibrary,
-        instance: str = "",
-    ) -> None:
-        self.member = member
-        self.device = device
-        self.timeout = timeout
-        self.library = library
-        self.instance = instance
-        self.calls = CUDA.NcclCalls(
-            library.functions, int(raw.comm), member.size, timedelta(seconds=timeout)
-        )
+    raw: Any
+    member: Member
+    device: torch.device
+    timeout: float
+    library: NcclLibrary
+    instance: str = ""
+
+    def __post_init__(self) -> None:
+        handle, timeout = int(self.raw.comm), timedelta(seconds=self.timeout)
+        self.calls = CUDA.NcclCalls(self.library.functions, handle, self.member.size, timeout)
         self.ended_elsewhere: Callable[[], str | None] | None = None
         self.family: CUDA.Communicators | None = None
-        self._raw = raw
         self._closed: str | None = None
         self._forgotten = False
         self._ending: deadline.Call[None] | None = None
         self._lock = threading.Lock()
-        incref(raw)
+        incref(self.raw)
         register_communicator(self)
 
     @property
@@ -119,7 +117,7 @@ class NcclCommunicator:
             ("ncclCommWindowRegister", [_SYMMETRIC]) if symmetric else ("ncclCommRegister", [])
         )
         try:
-            self.library.call(name, self._raw.comm, address, size, ctypes.byref(place), *flags)
+            self.library.call(name, self.raw.comm, address, size, ctypes.byref(place), *flags)
         except StatusError as error:
             if error.status != IN_PROGRESS:
                 raise self._translated("nccl_register", error) from None
@@ -137,7 +135,7 @@ class NcclCommunicator:
         self._check("nccl_deregister")
         name = "ncclCommWindowDeregister" if symmetric else "ncclCommDeregister"
         try:
-            self.library.call(name, self._raw.comm, registration)
+            self.library.call(name, self.raw.comm, registration)
         except StatusError as error:
             raise self._translated("nccl_deregister", error) from None
 
@@ -205,7 +203,7 @@ class NcclCommunicator:
     ) -> None:
         """Begins a split; ``await_part`` waits for its end."""
         with current(self.device):
-            part.make_part(self._raw.comm, color, key, config)
+            part.make_part(self.raw.comm, color, key, config)
 
     def await_part(
         self,
@@ -226,7 +224,7 @@ class NcclCommunicator:
         """
         where = self.library, self.member, what
         check = functools.partial(self._check, what)
-        settle(*where, self._raw.comm, end, late, check)
+        settle(*where, self.raw.comm, end, late, check)
         if part is None:
             return
         while not part.comm:
@@ -251,14 +249,14 @@ class NcclCommunicator:
             Whether NCCL freed it in time. If not, it is left as it is, with a warning in the log. That is also the
             case if an earlier ``destroy`` hangs.
         """
-        return self._end("abort", reason, self._raw.abort, seconds)
+        return self._end("abort", reason, self.raw.abort, seconds)
 
     def destroy(self, seconds: float | None = None) -> bool:
         """Waits for the communicator's operations and ends it; `seconds` and the result are as for ``abort``."""
 
         def destroy() -> None:
             with current(self.device):
-                self._raw.destroy()
+                self.raw.destroy()
 
         return self._end("destroy", "the communicator was destroyed", destroy, seconds)
 
@@ -269,7 +267,7 @@ class NcclCommunicator:
             self._closed = self._closed or "the process ends"
         self.calls.end()
         if not busy:
-            self._raw.abort()
+            self.raw.abort()
 
     def forget(self, reason: str) -> None:
         """Makes every later use raise, without a call of NCCL."""
@@ -295,7 +293,7 @@ class NcclCommunicator:
             _log.warning(left_behind(self.member, what, limit))
             return False
         if unregister_communicator(self):
-            decref(self._raw)
+            decref(self.raw)
         call.result()
         return True
 

@@ -21,7 +21,7 @@ from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl import NcclCommunicator, current
 from fastcoll.cuda.nccl_config import LibraryCommunicator, NcclConfig, check_config, is_set
-from fastcoll.cuda.nccl_library import NcclLibrary
+from fastcoll.cuda.nccl_library import NcclLibrary, finish, settle, translated
 from fastcoll.cuda.nccl_life import (
     ABORT_SECONDS,
     decref,
@@ -31,7 +31,6 @@ from fastcoll.cuda.nccl_life import (
     making,
 )
 from fastcoll.cuda.nccl_rendezvous import KEY_BYTES, WHAT, Rendezvous
-from fastcoll.cuda.nccl_status import finish, settle, translated
 
 __all__ = ["create_communicator"]
 
@@ -76,7 +75,7 @@ def create_communicator(
     library = nccl_library.load()
     check_config(library, config)
     end = time.monotonic() + seconds
-    known = {_key(one.instance): one for one in parents}
+    known = {hashlib.sha256(one.instance.encode()).digest()[:KEY_BYTES]: one for one in parents}
     meeting = Rendezvous(
         store, member, generation, library.version, end, seconds, abort_cause, [*known]
     )
@@ -128,10 +127,6 @@ def create_communicator(
     meeting.clean_up()
     instance = hashlib.sha256(start.token).hexdigest()[:16]
     return NcclCommunicator(raw, member, device, seconds, library, instance)
-
-
-def _key(instance: str) -> bytes:
-    return hashlib.sha256(instance.encode()).digest()[:KEY_BYTES]
 
 
 def _split(

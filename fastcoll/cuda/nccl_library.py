@@ -1,4 +1,4 @@
-"""The NCCL that CuPy loaded: its path, its version, and the functions that CuPy does not bind.
+"""The NCCL that CuPy loaded: its path, its version, the functions that CuPy does not bind, and errors for statuses.
 
 Nothing here loads a library: CuPy loads NCCL. Functions that CuPy lacks are looked up by name in the same library.
 """
@@ -10,16 +10,22 @@ import functools
 import importlib
 import os
 import re
+import socket
+import time
 import warnings
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fastcoll._built_for import Unusable
 from fastcoll._requirements import CUPY, nccl_packages
-from fastcoll.cuda.shared_gpu import let_ranks_share_gpus
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from fastcoll._load_cuda import CUDA
+    from fastcoll.cuda.errors import Member
 
 __all__ = [
     "IN_PROGRESS",
@@ -27,8 +33,12 @@ __all__ = [
     "StatusError",
     "UniqueId",
     "UnusableNccl",
+    "finish",
+    "let_ranks_share_gpus",
     "load",
     "mapped",
+    "settle",
+    "translated",
     "used",
     "version_text",
 ]
@@ -63,18 +73,10 @@ _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
 }
 
 
-class UnusableNccl(ImportError):
-    """CuPy or NCCL is missing, or does not work here.
+class UnusableNccl(Unusable):
+    """CuPy or NCCL is missing, or does not work here."""
 
-    Attributes:
-        detail: What was expected and what was found.
-        remedy: What to do.
-    """
-
-    def __init__(self, detail: str, remedy: str) -> None:
-        super().__init__(f"fastcoll: {detail}. {remedy}")
-        self.detail = detail
-        self.remedy = remedy
+    form = "fastcoll: {}. {}"
 
 
 class StatusError(RuntimeError):
@@ -154,7 +156,10 @@ class NcclLibrary:
         self.path = path
         self.cupy = cupy
         self._library = _already_loaded(path)
-        self._functions = {name: self._function(name) for name in _FUNCTIONS}
+        self._functions = {name: getattr(self._library, name, None) for name in _FUNCTIONS}
+        for name, function in self._functions.items():
+            if function is not None:
+                function.argtypes, function.restype = _FUNCTIONS[name][0], ctypes.c_int
         version = ctypes.c_int()
         self.call("ncclGetVersion", ctypes.byref(version))
         self.version = version.value
@@ -186,12 +191,6 @@ class NcclLibrary:
         answer = ctypes.c_int()
         self.call(name, communicator, ctypes.byref(answer))
         return answer.value
-
-    def _function(self, name: str) -> Any:
-        function = getattr(self._library, name, None)
-        if function is not None:
-            function.argtypes, function.restype = _FUNCTIONS[name][0], ctypes.c_int
-        return function
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls an NCCL function.
@@ -280,3 +279,105 @@ def _already_loaded(path: str) -> ctypes.CDLL:
         return ctypes.CDLL(path, mode=mode)
     except OSError:
         return ctypes.CDLL("libnccl.so.2", mode=mode)
+
+
+# --- several ranks on one GPU ---------------------------------------------------------------------
+
+_ONE_HOST = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+}
+"""NCCL's variables if all ranks are on this host."""
+
+_ALWAYS = {
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",  # the kernels of all ranks wait on one GPU
+}
+
+
+def let_ranks_share_gpus(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets NCCL's variables so that ranks may share a GPU (``FASTCOLL_SHARE_GPU=1``); call it before NCCL is loaded.
+
+    It is to debug a job of many GPUs. NCCL refuses two ranks of a host on one GPU ("Duplicate GPU detected"). It takes
+    the host's name from ``NCCL_HOSTID``. With a name for each process, each rank counts as a host, and data goes
+    through NCCL's sockets. The GPU runs the processes in time slices, so such a job shows results, memory and errors,
+    but no speed. A variable that is set stays as it is.
+    """
+    ours = {"NCCL_HOSTID": f"{socket.gethostname()}-{os.getpid()}", **_ALWAYS}
+    ranks, here = environ.get("WORLD_SIZE"), environ.get("LOCAL_WORLD_SIZE")
+    if ranks is not None and ranks == here:
+        ours.update(_ONE_HOST)
+    for name, value in ours.items():
+        environ.setdefault(name, value)
+
+
+# --- statuses ------------------------------------------------------------------------------------
+
+_SHORTEST, _LONGEST = 0.0001, 0.02  # seconds between two polls of a call in progress
+
+
+def _status_of(library: NcclLibrary, error: BaseException) -> int | None:
+    """Returns the status behind an exception; None if it is about something else.
+
+    CuPy has no names for the statuses 7 (in progress) and 8 (timed out) and raises KeyError with the number.
+    """
+    if isinstance(error, (library.cupy.NcclError, StatusError)):
+        return int(error.status)
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    return None
+
+
+def translated(library: NcclLibrary, member: Member, what: str, error: Exception) -> Exception:
+    """Returns the exception to raise in place of CuPy's; the same one if it is not about a status."""
+    status = _status_of(library, error)
+    return error if status is None else member.fault(what, library.functions.describe(status))
+
+
+def finish(library: NcclLibrary, member: Member, what: str, result: Callable[[], object]) -> None:
+    """Takes the result of a call that NCCL may continue after it has returned; `result` raises what the call raised.
+
+    Raises:
+        DistBackendError: The call failed.
+    """
+    try:
+        result()
+    except Exception as error:
+        if _status_of(library, error) != IN_PROGRESS:
+            raise translated(library, member, what, error) from None
+
+
+def settle(
+    library: NcclLibrary,
+    member: Member,
+    what: str,
+    communicator: int,
+    end: float,
+    late: Callable[[str], dist.DistBackendError],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Waits until a communicator is no longer in progress, or until `end` on the clock of ``time.monotonic``.
+
+    `late` makes the error for a wait that timed out. `check` is called before each poll; it raises if the communicator
+    was aborted, because its memory is then freed.
+
+    Raises:
+        DistBackendError: The call failed, or was still in progress at the end.
+    """
+    pause = _SHORTEST
+    while True:
+        check()
+        try:
+            status = library.number("ncclCommGetAsyncError", communicator)
+        except StatusError as error:
+            raise translated(library, member, what, error) from None
+        if status != IN_PROGRESS:
+            break
+        if time.monotonic() >= end:
+            raise late("NCCL is still running; set NCCL_DEBUG=INFO to see what it waits for")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+    if status:
+        raise member.fault(what, library.functions.describe(status))

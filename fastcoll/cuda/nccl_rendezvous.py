@@ -16,6 +16,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -55,10 +56,11 @@ class Start(NamedTuple):
     parent: bytes = b""
 
 
+@dataclass(eq=False, repr=False)
 class Rendezvous:
     """One rank's part in making one communicator.
 
-    Args:
+    Attributes:
         store: The group's store.
         member: Group and rank.
         generation: How many communicators the group's ranks have made before this one.
@@ -69,28 +71,21 @@ class Rendezvous:
         parents: Keys of the communicators that this rank could split.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        member: Member,
-        generation: int,
-        version: int,
-        deadline: float,
-        timeout: float,
-        abort_cause: Callable[[], str],
-        parents: Sequence[bytes] = (),
-    ) -> None:
-        self._member = member
-        self._deadline = deadline
-        self._timeout = timeout
-        self._abort_cause = abort_cause
-        keys = b"".join(parents[:_KEYS])
-        self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version, keys)
-        self._version = version
-        folder = f"fastcoll/nccl/{member.group}/{generation}"
-        self._roster = CUDA.Roster(
-            store, folder, member.rank, member.size, self._record, len(_MAGIC)
-        )
+    store: Store
+    member: Member
+    generation: int
+    version: int
+    deadline: float
+    timeout: float
+    abort_cause: Callable[[], str]
+    parents: Sequence[bytes] = ()
+
+    def __post_init__(self) -> None:
+        keys = b"".join(self.parents[:_KEYS])
+        self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), self.version, keys)
+        folder = f"fastcoll/nccl/{self.member.group}/{self.generation}"
+        ours = self.member.rank, self.member.size, self._record
+        self._roster = CUDA.Roster(self.store, folder, *ours, len(_MAGIC))
 
     def exchange(self, make_id: Callable[[], bytes]) -> Start:
         """Returns how to begin, the same on all ranks, when all ranks have arrived.
@@ -105,7 +100,7 @@ class Rendezvous:
         try:
             return self._exchange(make_id)
         except dist.DistStoreError as error:
-            raise dist.DistStoreError(self._member.message(WHAT, str(error))) from None
+            raise dist.DistStoreError(self.member.message(WHAT, str(error))) from None
 
     def enter(self) -> None:
         """Posts that this rank begins NCCL's init."""
@@ -114,12 +109,12 @@ class Rendezvous:
     def fail(self, text: str) -> None:
         """Posts that this rank's init failed; the first report counts."""
         with contextlib.suppress(RuntimeError):  # the store may be what failed
-            self._roster.tell(f"rank {self._member.rank}: {text}")
+            self._roster.tell(f"rank {self.member.rank}: {text}")
 
     def fault(self) -> str | None:
         """Returns the error of another rank whose init failed, or None."""
         text = self._roster.told()
-        return None if text is None or text.startswith(f"rank {self._member.rank}: ") else text
+        return None if text is None or text.startswith(f"rank {self.member.rank}: ") else text
 
     def not_entered(self) -> list[int]:
         """Returns the ranks that have not begun NCCL's init."""
@@ -131,11 +126,11 @@ class Rendezvous:
 
     def timed_out(self, text: str) -> dist.DistBackendError:
         """Returns the error for a deadline that has passed."""
-        if self._roster.read(self._member.rank) not in (None, self._record):
-            text += f". Another process has joined as rank {self._member.rank} too"
-        return self._member.fault(
+        if self._roster.read(self.member.rank) not in (None, self._record):
+            text += f". Another process has joined as rank {self.member.rank} too"
+        return self.member.fault(
             WHAT,
-            f"timed out after {self._timeout * 1000:.0f} ms: {text}. Check that every rank of the group is alive "
+            f"timed out after {self.timeout * 1000:.0f} ms: {text}. Check that every rank of the group is alive "
             "and uses its CUDA tensors in the same order, or raise the group's timeout.",
         )
 
@@ -145,11 +140,10 @@ class Rendezvous:
             records = self._roster.gather(lambda: self._look(None))
             if self._roster.exchange("ready", b"", lambda: self._look("ready"), True) is None:
                 continue
-            self._compare_versions(
-                records
-            )  # not before all are ready: one may have been an old one
+            # Not before all are ready: one may have been an old one.
+            self._compare_versions(records)
             text, failure = b"", None
-            if self._member.rank == 0:
+            if self.member.rank == 0:
                 try:
                     parent = _common_key(records)
                     text = (
@@ -173,13 +167,13 @@ class Rendezvous:
     def _look(self, round: str | None) -> None:
         """Called between two reads of the store: ends the wait for records (`round` is None) or for a round."""
         if is_ending():
-            raise self._member.fault(WHAT, "the interpreter ends")
-        if cause := self._abort_cause():
-            raise self._member.fault(WHAT, NEVER_MADE + cause)
-        if time.monotonic() < self._deadline:
+            raise self.member.fault(WHAT, "the interpreter ends")
+        if cause := self.abort_cause():
+            raise self.member.fault(WHAT, NEVER_MADE + cause)
+        if time.monotonic() < self.deadline:
             return
         if round is None:
-            ranks = range(self._member.size)
+            ranks = range(self.member.size)
             absent = [rank for rank in ranks if self._roster.read(rank) is None]
         else:
             absent = self._roster.missing(round)
@@ -192,10 +186,10 @@ class Rendezvous:
     def _compare_versions(self, records: list[bytes]) -> None:
         for rank, record in enumerate(records):
             version = _RECORD.unpack(record)[2]
-            if version != self._version:
-                raise self._member.fault(
+            if version != self.version:
+                raise self.member.fault(
                     WHAT,
-                    f"expected the same NCCL on all ranks, got {version_text(self._version)} here and "
+                    f"expected the same NCCL on all ranks, got {version_text(self.version)} here and "
                     f"{version_text(version)} on rank {rank}. Install the same version everywhere.",
                 )
 
@@ -206,7 +200,7 @@ class Rendezvous:
             return Start(text[1 + KEY_BYTES :], text[1 : 1 + KEY_BYTES])
         if text[:1] == _NO_ID:
             why = text[1:_LONGEST_TEXT].decode(errors="replace")
-            raise self._member.fault(WHAT, f"rank 0 made no unique id: {why}")
+            raise self.member.fault(WHAT, f"rank 0 made no unique id: {why}")
         raise dist.DistStoreError(
             "the store holds an invalid entry of fastcoll: NCCL's unique id. Give each job its own store prefix, and "
             "install the same version of fastcoll for all ranks."
@@ -215,11 +209,8 @@ class Rendezvous:
 
 def _common_key(records: Sequence[bytes]) -> bytes:
     """Returns the first key of rank 0's record that is in all records; b"" if there is none."""
-    first, *others = (_keys_of(record) for record in records)
-    return next((key for key in first if all(key in other for other in others)), b"")
-
-
-def _keys_of(record: bytes) -> list[bytes]:
-    keys = _RECORD.unpack(record)[3]
-    found = (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
-    return [key for key in found if any(key)]
+    first, *others = (
+        [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+        for *_, keys in map(_RECORD.unpack, records)
+    )
+    return next((key for key in first if any(key) and all(key in other for other in others)), b"")

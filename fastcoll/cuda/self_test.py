@@ -8,7 +8,6 @@ a group's first call on a device; if one rank fails, all ranks use NCCL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from fastcoll.buckets import GRAIN, BucketLayout
 
 if TYPE_CHECKING:
-    from fastcoll.cuda.peer_memory import PeerMemory
+    from fastcoll.cuda.symmetric import PeerMemory
 
 __all__ = ["PEER_KERNELS", "prepare_peers", "require_lists", "require_peers"]
 
@@ -68,24 +67,12 @@ def require_lists(device: torch.device) -> None:
     _works.add(device)
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """A kernel of ``PEER_KERNELS``, ready to launch; holds its tensors, because launches do not.
-
-    Attributes:
-        kernel: Name of the kernel.
-        steps: The launches, in this order.
-        out: Where the result will be.
-        held: The input.
-    """
-
-    kernel: str
-    steps: Sequence[Callable[[], None]]
-    out: Tensor
-    held: object = None
+_Prepared = tuple[str, Sequence[Callable[[], None]], Tensor, Tensor]
+"""A kernel of ``PEER_KERNELS``, ready to launch: its name, the launches in their order, where the result will be, and
+the input, which launches do not hold."""
 
 
-def prepare_peers(peers: PeerMemory) -> list[_Launch]:
+def prepare_peers(peers: PeerMemory) -> list[_Prepared]:
     """Returns the kernels of ``PEER_KERNELS``, compiled, for the current stream.
 
     Raises:
@@ -98,7 +85,7 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
 
     buffers = peers.buffers
     device = buffers.device
-    launches = []
+    launches: list[_Prepared] = []
     for name, prepare in (
         ("one_shot", one_shot.prepare_all_reduce),
         ("two_shot", two_shot.prepare_all_reduce),
@@ -106,7 +93,7 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
     ):
         source = numbers(buffers.rank, _COUNT).to(device)
         out = torch.zeros_like(source)
-        launches.append(_Launch(name, [prepare(source, out, buffers)], out, source))
+        launches.append((name, [prepare(source, out, buffers)], out, source))
     layout = BucketLayout(_SIZES, GRAIN)
     out = numbers(buffers.rank, sum(_SIZES)).to(device)
     tensors = list(torch.split(out, list(_SIZES)))
@@ -114,7 +101,7 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
     flatten = Flatten(layout, torch.float32, torch.float32, device)
     reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, peers.buckets)
     steps = [flatten.prepare(tensors, bucket), reduce.prepare(tensors)]
-    launches.append(_Launch("bucket_all_reduce", steps, out))
+    launches.append(("bucket_all_reduce", steps, out, out))
     return launches
 
 
@@ -135,13 +122,13 @@ def require_peers(peers: PeerMemory) -> None:
     everyone = [numbers(rank, _COUNT) for rank in range(buffers.world_size)]
     total = torch.stack(everyone).sum(0)
     errors: list[Exception] = []
-    for launch in prepare_peers(peers):
+    for kernel, steps, out, _ in prepare_peers(peers):
         try:
-            for step in launch.steps:
+            for step in steps:
                 step()
-            got = launch.out.cpu()  # waits for it
+            got = out.cpu()  # waits for it
             buffers.check()
-            _require_equal(launch.kernel, got, total[: got.numel()])
+            _require_equal(kernel, got, total[: got.numel()])
         except Exception as error:
             errors.append(error)
     if errors:

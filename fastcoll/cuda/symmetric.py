@@ -20,6 +20,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,22 +39,68 @@ from fastcoll.cuda.mapping_decision import (
     decide,
     record_of,
 )
-from fastcoll.cuda.peer_memory import PeerMemory
 from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
 
-__all__ = [
-    "Region",
-    "open_region",
-]
+__all__ = ["PeerMemory", "Region", "open_region"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-_PATIENCE = 60.0  # seconds to allocate and to map: all ranks have arrived, and NCCL would do
+_TEST_WAIT = 5.0
+"""Seconds that a kernel of the self-test waits for its peers; all ranks have arrived then."""
 
-_TEST_WAIT = (
-    5.0  # seconds that a kernel of the self-test waits for its peers; all ranks have arrived then
-)
+
+@dataclass(eq=False, repr=False)
+class PeerMemory:
+    """The regions of all ranks, as this rank maps them: the kernels' buffers, and behind them a bucket.
+
+    Attributes:
+        buffers: A ``PeerBuffers`` of fastcoll.kernels, over the first part of the regions. Its memory is this rank's
+            region, and keeps the peers' regions mapped.
+        bucket_at: Offset of the bucket in a region, in bytes.
+        share: The programs that the launches may have.
+        unmap: Frees a region.
+        buckets: Addresses of all ranks' buckets: int64 [ranks], on the device.
+    """
+
+    buffers: Any
+    bucket_at: int
+    share: ChannelShare
+    unmap: Callable[[Tensor], None]
+
+    def __post_init__(self) -> None:
+        # A region begins with its state, whose addresses are the fourth row.
+        self.buckets: Tensor = self.buffers.table[3] + self.bucket_at
+
+    def bucket(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Returns this rank's bucket.
+
+        Raises:
+            ValueError: The bucket is too small.
+        """
+        bucket: Tensor = self.buffers.memory[self.bucket_at :]
+        size = elements * dtype.itemsize
+        if size > bucket.numel():
+            raise ValueError(
+                f"expected a bucket of at most {bucket.numel()} bytes, got {size}. Use fewer tensors."
+            )
+        return bucket[:size].view(dtype)
+
+    def limit_waits(self, timeout: float) -> None:
+        """Sets the wait limit of launches prepared from now on: later than the group's timeout, in seconds.
+
+        The watchdog ends a wait at the timeout, with a better error.
+        """
+        self.buffers.seconds = 2 * timeout
+
+    def close(self) -> None:
+        """Refuses to prepare launches; call it when no launch is running and none that exists will run."""
+        self.buffers.close()
+        self.share.close()
+
+    def free(self) -> None:
+        """Frees the memory; call it after ``close``. Waits for the device, without the GIL."""
+        self.unmap(self.buffers.memory)
 
 
 @dataclass(frozen=True)
@@ -98,7 +145,6 @@ def open_region(
         DistBackendError: A rank did not arrive in time, the group was aborted, or the settings differ.
     """
     mapper = MAPPERS.get(device.type)
-    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote for the whole timeout
     share = ChannelShare(device, request.sizes.channels)
     with contextlib.ExitStack() as unless_mapped:
         unless_mapped.callback(share.close)
@@ -117,7 +163,7 @@ def open_region(
 
         def vote() -> Topology:
             try:
-                consensus.together("kernels", lambda: _try_lists(mapper, device), patience)
+                consensus.together("kernels", lambda: _try_lists(mapper, device))
             except Refused as refused:
                 return without(False, str(refused), unexpected=True).topology
             return Topology(member.size, kernels=True, reason=reason)
@@ -130,18 +176,7 @@ def open_region(
         share.agree(verdict.channels)
         sizes = replace(request.sizes, channels=share.programs)
         try:
-            peers = _map_regions(
-                store,
-                member,
-                device,
-                patience,
-                sizes,
-                mapper,
-                consensus,
-                instance,
-                verdict.devices,
-                share,
-            )
+            peers = _map_regions(consensus, mapper, device, instance, verdict.devices, sizes, share)
         except Refused as refused:
             return without(True, str(refused), unexpected=True)
         unless_mapped.pop_all()
@@ -157,15 +192,12 @@ def _try_lists(mapper: TorchSymmetricMemory, device: torch.device) -> None:
 
 
 def _map_regions(
-    store: Store,
-    member: Member,
-    device: torch.device,
-    patience: float,
-    sizes: RegionSizes,
-    mapper: TorchSymmetricMemory,
     consensus: Consensus,
+    mapper: TorchSymmetricMemory,
+    device: torch.device,
     instance: str,
     identities: Sequence[str],
+    sizes: RegionSizes,
     share: ChannelShare,
 ) -> PeerMemory:
     """Returns the memory of all ranks, on which each kernel has passed its self-test.
@@ -173,43 +205,38 @@ def _map_regions(
     Raises:
         Refused: A rank failed.
     """
-    from fastcoll.kernels.peers import PeerBuffers, PeerLayout
+    from fastcoll.kernels.peers import PeerBuffers
 
-    layout = PeerLayout(sizes.channels, sizes.stage_bytes, sizes.slots, sizes.slot_bytes)
-    bucket_at = -(-layout.bytes // 256) * 256
+    member = consensus.member
+    bucket_at = -(-sizes.bytes // 256) * 256
     where = mapper.kernel_device(device)
 
     def allocate() -> Tensor:
         mapper.require_atomics(where, identities)
-        with mapper.apart(
-            where
-        ):  # the peers write flags: it must be zero before they get the address
+        with mapper.apart(where):  # it must be zero before the peers, which write flags, get it
             return mapper.allocate(bucket_at + sizes.bucket_bytes, where)
 
-    memory = consensus.together("allocated", allocate, patience)
+    memory = consensus.together("allocated", allocate)
 
     def map_all() -> PeerMemory:
         name = f"fastcoll/{member.group}/{instance}"
-        addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
+        store = PrefixStore("map", consensus.store)
+        addresses = mapper.map(memory, name, member, store, consensus.patience)
         with mapper.apart(where):
             words = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=where.type == "cuda")
-            seconds = min(patience / 2, _TEST_WAIT)
-            buffers = PeerBuffers(member.rank, memory, addresses, layout, seconds, words)
-            return PeerMemory(buffers, memory, addresses, bucket_at, share, mapper.free)
+            seconds = min(consensus.patience / 2, _TEST_WAIT)
+            buffers = PeerBuffers(member.rank, memory, addresses, sizes, seconds, words)
+            return PeerMemory(buffers, bucket_at, share, mapper.free)
 
-    peers = consensus.together("mapped", map_all, patience)
+    peers = consensus.together("mapped", map_all)
 
-    def compile_all() -> None:
+    def apart(step: Callable[[PeerMemory], object]) -> None:
         with mapper.apart(where):
-            prepare_peers(peers)
-
-    def run_all() -> None:
-        with mapper.apart(where):
-            require_peers(peers)
+            step(peers)
 
     try:
-        consensus.together("compiled", compile_all, patience)
-        consensus.together("works", run_all, patience)
+        consensus.together("compiled", lambda: apart(prepare_peers))
+        consensus.together("works", lambda: apart(require_peers))
     except BaseException:
         peers.close()
         raise

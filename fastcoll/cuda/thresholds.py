@@ -8,7 +8,7 @@ cuda`` measures the limits on a machine and writes a table; FASTCOLL_ALGO forces
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -42,11 +42,6 @@ class Thresholds:
     def limits(self) -> list[int]:
         """The sizes at which the choice of the algorithm for a tensor changes, in order."""
         return sorted({self.one_shot_bytes, self.two_shot_bytes, self.ring_bytes})
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Returns the names of the fields."""
-        return tuple(field.name for field in fields(cls))
 
 
 DEFAULT = Thresholds()

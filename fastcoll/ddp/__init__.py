@@ -8,8 +8,8 @@ logical.py        logical ranks: which shards and which parts of their sum belon
 shards.py         passes over the shards of a batch, with the same bits on any number of ranks
 """
 
+from fastcoll._wires import WIRE_DTYPES
 from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook
-from fastcoll.ddp.reduction import WIRE_DTYPES
 from fastcoll.ddp.statistics import GradientStatistics
 from fastcoll.ddp.synchronizer import GradientSynchronizer
 

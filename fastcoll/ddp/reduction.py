@@ -17,7 +17,7 @@ If any share was measured, the ranks exchange their sums once a step (see square
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -28,18 +28,11 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, serving_backend
+from fastcoll._wires import require_wire, wire_of
 from fastcoll.buckets import used_here
 from fastcoll.ddp.squares import Squares, all_reduces_of, kernels_of
 
-__all__ = [
-    "WIRE_DTYPES",
-    "BucketReduction",
-    "Settings",
-    "reduce_bucket",
-]
-
-WIRE_DTYPES = (torch.bfloat16, torch.float16)
-"""The dtypes in which gradients may travel: bfloat16, float16."""
+__all__ = ["BucketReduction", "Settings", "reduce_bucket"]
 
 _ALONE_BYTES = 128 << 10
 """From this size on, a message of its own costs less than a copy."""
@@ -66,11 +59,7 @@ class Settings:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        if self.wire_dtype is not None and self.wire_dtype not in WIRE_DTYPES:
-            known = ", ".join(map(str, WIRE_DTYPES))
-            raise ValueError(
-                f"fastcoll.ddp: expected a wire_dtype of {known} or None, got {self.wire_dtype}"
-            )
+        require_wire("fastcoll.ddp", self.wire_dtype)
 
     @property
     def op(self) -> dist.ReduceOp.RedOpType:
@@ -79,10 +68,7 @@ class Settings:
 
     def wire_of(self, dtype: torch.dtype) -> torch.dtype | None:
         """Returns the dtype in which gradients of a dtype travel; None: their own."""
-        wire = self.wire_dtype
-        if wire is None or wire.itemsize >= dtype.itemsize or not dtype.is_floating_point:
-            return None
-        return wire
+        return wire_of(dtype, self.wire_dtype)
 
 
 @dataclass
@@ -90,15 +76,14 @@ class BucketReduction:
     """A reduction in progress.
 
     Attributes:
-        work: The work; None: it has ended. It needs a future only if ``then`` is called.
-        finish: Called when the work has ended; None: nothing is left to do. It may run on a thread of gloo, so it must
-            hold no group. If gloo's thread drops the last reference to a group, the group waits for that thread, and
-            the process aborts.
+        works: The works that have not ended. If ``then`` is called, there is one at most, and it needs a future.
+        finish: Called when the works have ended. It may run on a thread of gloo, so it must hold no group. If gloo's
+            thread drops the last reference to a group, the group waits for that thread, and the process aborts.
         squares: Of the tensors that were given to `Squares`, those that this reduction sets; set once finished.
     """
 
-    work: Any
-    finish: Callable[[], None] | None
+    works: Sequence[Any] = ()
+    finish: Callable[[], None] = lambda: None
     squares: Sequence[Tensor] = ()
 
     def wait(self) -> None:
@@ -107,27 +92,34 @@ class BucketReduction:
         Raises:
             dist.DistBackendError: The group failed.
         """
-        if self.work is not None:
-            self.work.wait()
-        if self.finish is not None:
+        for work in self.works:
+            work.wait()
+        self.finish()
+
+    def followed_by(self, step: Callable[[], None]) -> BucketReduction:
+        """Returns the same reduction with a step after its last one."""
+
+        def finish() -> None:
             self.finish()
+            step()
+
+        return replace(self, finish=finish)
 
     def then(self, value: Tensor) -> Future[Tensor]:
         """Returns a future of `value`, or of the work's error."""
 
         def call(done: Future[list[Tensor]]) -> Tensor:
             done.value()
-            if self.finish is not None:
-                self.finish()
+            self.finish()
             return value
 
-        if self.work is None:
+        if not self.works:
             ended: Future[Tensor] = Future(devices=None if value.is_cpu else [value.device])
-            if self.finish is not None:
-                self.finish()
+            self.finish()
             ended.set_result(value)
             return ended
-        future: Future[list[Tensor]] = self.work.get_future()
+        (work,) = self.works
+        future: Future[list[Tensor]] = work.get_future()
         return future.then(call)
 
 
@@ -159,22 +151,15 @@ def reduce_bucket(
             backend.all_reduce_fused(message, settings.op, wire, share, async_op)
             for message, share in zip_longest(messages, shares)
         ]
-        work = works[0] if len(works) == 1 else _Works([one for one in works if one is not None])
-        return BucketReduction(work, None, shares)
+        return BucketReduction([one for one in works if one is not None], squares=shares)
     ours = serving_backend(group, first.device)
     if group is not None and ours is not None and (wire is None or _casts(first, group)):
         return _listed(tensors, wire, settings, squares, ours)
     if len(tensors) == 1 and first.is_contiguous():
         return _composed(first, wire, settings, squares)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    inner = _composed(flat, wire, settings, squares)
-
-    def finish() -> None:
-        if inner.finish is not None:
-            inner.finish()
-        _copy_back(flat, tensors)
-
-    return BucketReduction(inner.work, finish, inner.squares)
+    begun = _composed(flat, wire, settings, squares)
+    return begun.followed_by(lambda: _copy_back(flat, tensors))
 
 
 def _messages(
@@ -186,17 +171,6 @@ def _messages(
     messages = [[tensor] for tensor in tensors if tensor.nbytes >= _ALONE_BYTES]
     rest = [tensor for tensor in tensors if tensor.nbytes < _ALONE_BYTES]
     return [*messages, rest] if rest else messages
-
-
-class _Works:
-    """Several works with one wait."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
 
 
 def _composed(
@@ -211,7 +185,8 @@ def _composed(
     share = None if squares is None else squares.new_share(tensor)
     place = dist.get_rank(group), dist.get_world_size(group)
     op, sent = settings.op, tensor
-    if settings.average and _sums_only(group, tensor.device):
+    torchs = (group or dist.distributed_c10d._get_default_group())._get_backend(tensor.device)
+    if settings.average and torchs.name() in ("gloo", "mpi"):
         op = dist.ReduceOp.SUM
         factor = 1.0 / dist.get_world_size(group)
         with torch.no_grad():
@@ -225,14 +200,7 @@ def _composed(
         if share is not None:
             _measure([tensor], share, *place)
 
-    if sent is tensor and share is None:
-        return BucketReduction(work, None)
-    return BucketReduction(work, finish, [] if share is None else [share])
-
-
-def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
-    backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
-    return backend.name() in ("gloo", "mpi")
+    return BucketReduction([work], finish, [] if share is None else [share])
 
 
 def _listed(
@@ -246,7 +214,7 @@ def _listed(
     group = settings.process_group
     if squares is None:
         work = backend.all_reduce_list(tensors, settings.op, True, wire_dtype=wire)
-        return BucketReduction(work, None)
+        return BucketReduction([work])
     sizes, first = tuple(tensor.numel() for tensor in tensors), tensors[0]
     count, left = 0, [index for index, size in enumerate(sizes) if size]
     if (kernels := kernels_of(group, first.device)) is not None:
@@ -262,7 +230,7 @@ def _listed(
             _measure([tensors[index] for index in left], share, *place)
 
     written = [one for one in (sums, share) if one is not None]
-    return BucketReduction(work, None if share is None else finish, written)
+    return BucketReduction([work], finish, written)
 
 
 def _measure(tensors: Sequence[Tensor], square: Tensor, rank: int, ranks: int) -> None:
@@ -270,12 +238,9 @@ def _measure(tensors: Sequence[Tensor], square: Tensor, rank: int, ranks: int) -
     share = _share_of_list(tensors, rank, ranks)
     # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
     if share:
-        norms = torch._foreach_norm([_real(part) for part in share], dtype=torch.float64)
+        real = [torch.view_as_real(part) if part.is_complex() else part for part in share]
+        norms = torch._foreach_norm(real, dtype=torch.float64)
         used_here(square).copy_(torch.stack(norms).square().sum())
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 @torch.no_grad()

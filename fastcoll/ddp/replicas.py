@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+
+from fastcoll._group_backend import is_outside
 
 __all__ = ["broadcast_from_first", "require_equal_shapes", "require_trainable"]
 
@@ -51,8 +53,12 @@ def require_equal_shapes(
     """
     orders = [sorted(range(p.dim()), key=lambda dim, p=p: -p.stride(dim)) for p in names]  # type: ignore[misc]
     found: list[tuple[list[str], list[list[int]]]] = [([], [])] * dist.get_world_size(group)
-    dist.all_gather_object(found, (list(_described(names)), orders), group=group)
-    everywhere = [described for described, _ in found]
+    described = [
+        f"{name} of {tuple(one.shape)} {one.dtype}{'' if one.requires_grad else ', frozen'}"
+        for one, name in names.items()
+    ]
+    dist.all_gather_object(found, (described, orders), group=group)
+    everywhere = [theirs for theirs, _ in found]
     for rank, theirs in enumerate(everywhere):
         if theirs == everywhere[0]:
             continue
@@ -74,9 +80,8 @@ def require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:
     Raises:
         ValueError: One of these is false.
     """
-    given: object = group  # on a rank outside the group, torch's group is a number
     problem = ""
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
+    if is_outside(group):
         problem = (
             "a group that this rank is in, got one without it. Make it on the group's ranks only"
         )
@@ -88,9 +93,3 @@ def require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:
         problem = "parameters with data, got some on device meta or lazy ones. Materialise them"
     if problem:
         raise ValueError(f"fastcoll.GradientSynchronizer: expected {problem}.")
-
-
-def _described(names: Mapping[nn.Parameter, str]) -> Iterable[str]:
-    for parameter, name in names.items():
-        frozen = "" if parameter.requires_grad else ", frozen"
-        yield f"{name} of {tuple(parameter.shape)} {parameter.dtype}{frozen}"

@@ -231,7 +231,15 @@ def reduce_shards(
     if ranks.whole:
         (parts,) = sums.values()
         begun = reduce_bucket(parts, replace(settings, average=False), squares, async_op)
-        return BucketReduction(begun.work, _finisher(begun, parts, results, divisor))
+
+        def finish() -> None:
+            here = [used_here(one) for one in parts]
+            divide(here, divisor)
+            for square in begun.squares:
+                used_here(square).div_(divisor**2)
+            _copy(here, results)
+
+        return begun.followed_by(finish)
     group = settings.process_group
     flat = {block: _flat(parts, dist.get_world_size(group)) for block, parts in sums.items()}
     share = ranks.share_of_sum(flat)
@@ -242,22 +250,7 @@ def reduce_shards(
     all_gather_flat(whole, share, group=group)
     sizes = [one.numel() * (2 if one.is_complex() else 1) for one in results]
     _copy(torch.split(whole[: sum(sizes)], sizes), results)
-    return BucketReduction(None, None)
-
-
-def _finisher(
-    begun: BucketReduction, sums: Sequence[Tensor], results: Sequence[Tensor], divisor: int
-) -> Callable[[], None]:
-    def finish() -> None:
-        if begun.finish is not None:
-            begun.finish()
-        here = [used_here(one) for one in sums]
-        divide(here, divisor)
-        for square in begun.squares:
-            used_here(square).div_(divisor**2)
-        _copy(here, results)
-
-    return finish
+    return BucketReduction()
 
 
 @torch.no_grad()

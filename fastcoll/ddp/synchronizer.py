@@ -128,9 +128,8 @@ class GradientSynchronizer(GradientStatistics):
             for name, parameter in part._parameters.items()
             if parameter is not None
         ]
-        self._order = list(
-            reversed(self._names)
-        )  # order in which gradients become ready, as far as known
+        # The order in which gradients become ready, as far as it is known.
+        self._order = list(reversed(self._names))
         self._arrived: list[nn.Parameter] | None = []  # only in the first pass
         self._trained: list[nn.Parameter] = []
         self._cut_for: list[tuple[int, torch.dtype, torch.device]] = []
@@ -334,8 +333,7 @@ class GradientSynchronizer(GradientStatistics):
         for bucket in self._buckets[self._launched :]:
             bucket.missing = set()
         used = torch.tensor([p not in absent for p in self._trained], dtype=torch.uint8)
-        device = self._trained[0].device
-        used = used.to(device)
+        used = used.to(self._trained[0].device)
         with self._lock:
             self._launch_ready()
         self._launch_kept()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from fastcoll._group_backend import all_gather_flat, cpu_backend
+from fastcoll._group_backend import all_gather_flat, cpu_backend, reduce_scatter_flat
+from fastcoll._wires import require_wire
 from fastcoll.ddp.logical import LogicalRanks
 from fastcoll.ddp.shards import (
     Blocks,
@@ -25,15 +26,7 @@ from fastcoll.ddp.shards import (
 )
 from fastcoll.fsdp.staging import Staging
 
-__all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter", "apply"]
-
-SHARD_WIRES = (torch.bfloat16, torch.float16)
-"""The dtypes in which float32 gradients may travel."""
-
-_Call = Callable[..., dist.Work | None]
-
-# The name since torch 2.13; 2.11 and 2.12 have the old one only.
-_reduce_scatter: _Call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+__all__ = ["FusedAllGather", "FusedReduceScatter", "apply"]
 
 
 class _Staged:
@@ -93,11 +86,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         blocks: Blocks | None = None,
     ) -> None:
         super().__init__(staging)
-        if wire_dtype is not None and wire_dtype not in SHARD_WIRES:
-            known = ", ".join(map(str, SHARD_WIRES))
-            raise ValueError(
-                f"fastcoll.fsdp: expected a wire_dtype of {known} or None, got {wire_dtype}"
-            )
+        require_wire("fastcoll.fsdp", wire_dtype)
         self._wire = wire_dtype
         self._blocks = blocks
 
@@ -121,15 +110,15 @@ class FusedReduceScatter(_Staged, ReduceScatter):
             return None
         wire = self._wire if input_tensor.dtype == torch.float32 else None
         backend = cpu_backend(group, input_tensor.device)
+        given = (output_tensor, input_tensor)
+        work: dist.Work | None = None
         if backend is not None:
-            work = backend.reduce_scatter_fused(
-                output_tensor, input_tensor, op, wire, async_op=async_op
-            )
-            return work  # type: ignore[no-any-return]
-        if wire is not None:
-            self._by_all_to_all(output_tensor, input_tensor, group, op, wire, async_op)
-            return None
-        return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            work = backend.reduce_scatter_fused(*given, op, wire, async_op=async_op)
+        elif wire is not None:
+            self._by_all_to_all(*given, group, op, wire, async_op)
+        else:
+            work = reduce_scatter_flat(*given, op=op, group=group, async_op=async_op)
+        return work
 
     @torch.no_grad()
     def _of_shards(  # type: ignore[no-untyped-def]
@@ -155,7 +144,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         ranks.require_order(message.device)
         sums = {block: part for block, (part,) in blocks.joined({None: message}).items()}
         if ranks.whole:
-            _reduce_scatter(output, *sums.values(), op=dist.ReduceOp.SUM, group=group)
+            reduce_scatter_flat(output, *sums.values(), op=dist.ReduceOp.SUM, group=group)
         else:
             output.copy_(ranks.share_of_sum(sums))
         divide([output], ranks.count)

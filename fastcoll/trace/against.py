@@ -283,31 +283,27 @@ def compare(
     )
 
 
-def print_comparison(comparison: Comparison, file: TextIO) -> None:
-    """Prints the result for a person: the earliest difference, then where other lanes differ."""
-    print(f"{' and '.join(comparison.runs)}: {named_ranks(comparison.ranks)}", file=file)
-    print(
-        f"Calls with a digest in both runs: {comparison.compared}.",
-        *comparison.notes,
-        sep="\n",
-        file=file,
-    )
+def _lines(comparison: Comparison) -> Iterator[str]:
+    """Yields the earliest difference, then where other lanes differ."""
+    yield f"{' and '.join(comparison.runs)}: {named_ranks(comparison.ranks)}"
+    yield f"Calls with a digest in both runs: {comparison.compared}."
+    yield from comparison.notes
     if not comparison.differences:
-        print(
-            "\nNo difference: all inputs and results with a digest in both runs are equal.",
-            file=file,
-        )
+        yield "\nNo difference: all inputs and results with a digest in both runs are equal."
         return
     first, *later = comparison.differences
-    print(f"\nfirst difference: seq {first.seq} of group '{first.group}', {first.kind}", file=file)
+    yield f"\nfirst difference: seq {first.seq} of group '{first.group}', {first.kind}"
     same: dict[tuple[str, ...], list[str]] = {}
     for name, call, sources in zip(comparison.runs, first.calls, first.sources, strict=True):
         same.setdefault((call, *sources), []).append(name)
     for (call, *sources), names in same.items():
-        print(f"  {', '.join(names)}: {call}", *source_lines(sources), sep="\n", file=file)
-    print("", *first.verdict, sep="\n", file=file)
+        yield f"  {', '.join(names)}: {call}"
+        yield from source_lines(sources)
+    yield from ("", *first.verdict)
     for found in later:
-        print(
-            f"Group '{found.group}' differs later, from seq {found.seq} on ({found.kind}).",
-            file=file,
-        )
+        yield f"Group '{found.group}' differs later, from seq {found.seq} on ({found.kind})."
+
+
+def print_comparison(comparison: Comparison, file: TextIO) -> None:
+    """Prints the result for a person."""
+    print(*_lines(comparison), sep="\n", file=file)

@@ -53,11 +53,8 @@ class Dump:
 
 def _described(entry: Entry) -> tuple[str, tuple[Any, ...]]:
     """Returns the text of the call, and its signature."""
-    name, is_message, left_out = (
-        entry["name"],
-        entry["lane"] == "message",
-        entry["tensors_left_out"],
-    )
+    name, left_out = entry["name"], entry["tensors_left_out"]
+    is_message = entry["lane"] == "message"
     inputs, outputs = (
         [f"{d}{s}" for d, s in zip(entry[f"{side}_dtypes"], entry[f"{side}_sizes"], strict=True)]
         for side in ("input", "output")

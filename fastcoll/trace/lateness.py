@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from fastcoll.trace.contents import LANES, Record, Trace
 from fastcoll.trace.dumps import program_lines
@@ -39,15 +40,15 @@ class RankState:
 
     rank: int
     pid: int
-    call: str
-    group: str
-    seq: int
-    source: str
-    is_in_call: bool
-    seconds: float
-    waits_for: tuple[int, ...]
-    bytes_per_second: float
-    lost: float
+    call: str = ""
+    group: str = ""
+    seq: int = 0
+    source: str = ""
+    is_in_call: bool = False
+    seconds: float = 0.0
+    waits_for: tuple[int, ...] = ()
+    bytes_per_second: float = 0.0
+    lost: float = 0.0
 
 
 @dataclass
@@ -88,7 +89,17 @@ class Waits:
         """
         clock = max(traces, key=lambda trace: trace.ticks)
         now = clock.ticks + int((moment - clock.nanos) / clock.rate)
-        traces = [replace(trace, records=list(_until(now, trace.records))) for trace in traces]
+        traces = [
+            replace(
+                trace,
+                records=[
+                    record if record.ended <= now else record._replace(ended=0)
+                    for record in trace.records
+                    if record.created <= now
+                ],
+            )
+            for trace in traces
+        ]
         look = _Look(self._begin(traces, now), now)
         waits_for: dict[tuple[int, int], list[int]] = {}
         for calls in _matched(traces):
@@ -102,7 +113,10 @@ class Waits:
         self._newest = {trace.rank: trace.records[-1].id for trace in traces if trace.records}
         return [
             *(self._state(trace, waits_for, now, len(traces) - 1) for trace in traces),
-            *(self._host_state(leader, seconds, len(traces)) for leader, seconds in hosts),
+            *(
+                RankState(leader, 0, seconds=seconds, **self._shares(leader, len(traces)))
+                for leader, seconds in hosts
+            ),
         ]
 
     def _count_hosts(
@@ -127,17 +141,13 @@ class Waits:
                 waits[leader] = max(waits.get(leader, 0.0), present * trace.rate * 1e-9)
         return sorted(waits.items())
 
-    def _shares(self, rank: int, others: int, rate: float = 1.0) -> tuple[float, float]:
-        """Returns a rank's bytes a second, and the share of the others' time that they lost to it."""
+    def _shares(self, rank: int, others: int, rate: float = 1.0) -> dict[str, Any]:
+        """Returns a rank's bytes a second, and the share of the others' time that they lost to it, by name."""
         seen = max(sum(look.end - look.begin for look in self._looks), 1)
         lost = sum(look.lost.get(rank, 0) for look in self._looks)
         moved = sum(look.bytes.get(rank, 0) for look in self._looks)
-        return moved / (seen * rate) * 1e9, min(lost / seen / max(others, 1), 1.0)
-
-    def _host_state(self, leader: int, seconds: float, others: int) -> RankState:
-        return RankState(
-            leader, 0, "", "", 0, "", False, seconds, (), *self._shares(leader, others)
-        )
+        lost_share = min(lost / seen / max(others, 1), 1.0)
+        return {"bytes_per_second": moved / (seen * rate) * 1e9, "lost": lost_share}
 
     def _begin(self, traces: Sequence[Trace], now: int) -> int:
         """Returns the time from which all traces have their calls, and that was not seen yet."""
@@ -155,13 +165,10 @@ class Waits:
         record = next(under_way, trace.records[-1] if trace.records else None)
         rates = self._shares(trace.rank, others, trace.rate)
         if record is None:
-            return RankState(trace.rank, trace.pid, "", "", 0, "", False, 0.0, (), *rates)
+            return RankState(trace.rank, trace.pid, **rates)
         group = trace.groups.get(record.group)
-        absent = (
-            [leader for leader, host in trace.hosts.items() if host.since]
-            if record.ended == 0
-            else []
-        )
+        is_in_call = record.ended == 0
+        absent = [leader for leader, host in trace.hosts.items() if host.since and is_in_call]
         return RankState(
             trace.rank,
             trace.pid,
@@ -169,17 +176,11 @@ class Waits:
             "" if group is None else group.name,
             record.seq,
             next(iter(program_lines(frames_of(trace.stacks.get(record.stack, "")))), ""),
-            record.ended == 0,
+            is_in_call,
             (now - (record.ended or record.created)) * trace.rate * 1e-9,
             tuple(sorted([*waits_for.get((trace.rank, record.id), ()), *absent])),
-            *rates,
+            **rates,
         )
-
-
-def _until(now: int, records: Sequence[Record]) -> Iterator[Record]:
-    for record in records:
-        if record.created <= now:
-            yield record if record.ended <= now else record._replace(ended=0)
 
 
 def _matched(traces: Sequence[Trace]) -> Iterator[dict[int, Record | None]]:

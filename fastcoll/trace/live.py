@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastcoll.trace.contents import Trace
-from fastcoll.trace.memory import dump_of, owner_of, parse
+from fastcoll.trace.memory import dump_of, load, owner_of
 
 __all__ = ["NoTraceError", "copy", "read", "traced_processes"]
 
@@ -45,7 +45,7 @@ def read(pid: int, newest: int | None = None) -> Trace:
         ValueError: Another version of fastcoll made the trace.
     """
     with _memory_of(pid) as memory:
-        return replace(parse(memory, newest), pid=pid)
+        return replace(load(memory, newest), pid=pid)
 
 
 def copy(pid: int, reason: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastcoll.trace.contents import LANES, STATES, Group, HostWait, Names, Record, Trace
 
-__all__ = ["dump_of", "load", "owner_of", "parse"]
+__all__ = ["dump_of", "load", "owner_of"]
 
 _MAGIC = b"FSTTRACE"
 _LAYOUT = 3
@@ -48,22 +48,13 @@ _JSON: dict[str, Any] = {
 _TRIES = 100
 
 
-def load(content: bytes) -> Trace:
-    """Returns the trace in a dump.
-
-    Raises:
-        ValueError: The bytes are no dump.
-    """
-    return parse(content)
-
-
 def owner_of(memory: Any) -> int:
-    """Returns the process whose trace it is, as the process itself sees its ID; see ``parse`` for the error."""
+    """Returns the process whose trace it is, as the process itself sees its ID; see ``load`` for the error."""
     return int(_header(memory).pid)
 
 
 def dump_of(memory: Any, reason: str) -> bytes:
-    """Returns a dump, which ``load`` reads, of the memory of a process that may run; see ``parse`` for the error."""
+    """Returns a dump, which ``load`` reads, of the memory of a process that may run; see there for the error."""
     for _ in range(_TRIES):
         content = bytearray(memory[: _header(memory).end])
         header = _header(content)
@@ -74,7 +65,7 @@ def dump_of(memory: Any, reason: str) -> bytes:
         at = _place(header, number)
         if content[at] % 2 or content[at : at + 8] != memory[at : at + 8]:
             content[at : at + 8] = bytes(8)  # a writer may have disturbed the copy
-    trace = parse(content)
+    trace = load(content)
     moment = {"dump_ticks": trace.ticks, "dump_nanos": trace.nanos, "dump_wall": trace.wall}
     header = header._replace(reason=reason.encode()[:63], **moment)
     content[: _HEADER.size] = _HEADER.pack(*header)
@@ -97,8 +88,8 @@ def _header(memory: Any) -> _Header:
     return header
 
 
-def parse(memory: Any, newest: int | None = None) -> Trace:
-    """Returns the trace in a memory, with so many of its newest records, or all.
+def load(memory: Any, newest: int | None = None) -> Trace:
+    """Returns the trace in a dump, or in the memory of a process, with so many of its newest records, or all.
 
     Raises:
         ValueError: It is no memory of a trace, or another version of fastcoll made it.

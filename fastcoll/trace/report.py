@@ -81,28 +81,30 @@ def _closing(report: Report) -> Iterator[str]:
         yield f"Look at {named_ranks(report.guilty)} first."
 
 
-def print_report(report: Report, file: TextIO) -> None:
-    """Prints the report for a person."""
+def _lines(report: Report) -> Iterator[str]:
     reasons = "; ".join(sorted({dump.reason for dump in report.dumps.values()}))
     ranks = spans(list(report.dumps))
-    how = (
+    yield (
         f"dumps of ranks {ranks} (written because: {reasons})" if reasons else f"ranks {ranks}, now"
     )
-    print(how, file=file)
     for lane in report.lanes:
         if lane.is_message and lane.finding is None:
             continue
-        print(f"\ngroup '{lane.name}' ({lane.description})", file=file)
+        yield f"\ngroup '{lane.name}' ({lane.description})"
         table = [_HEAD, *_rows(lane)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
-            print(f"  {line}".rstrip(), file=file)
+            yield f"  {line}".rstrip()
         for text in _detail(lane.finding) if lane.finding else ():
-            print(f"  {text}", file=file)
-    print(file=file)
-    for text in _closing(report):
-        print(text, file=file)
+            yield f"  {text}"
+    yield ""
+    yield from _closing(report)
+
+
+def print_report(report: Report, file: TextIO) -> None:
+    """Prints the report for a person."""
+    print(*_lines(report), sep="\n", file=file)
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -158,8 +158,8 @@ def test_each_bucket_of_gradients_is_one_list():
             ("all_reduce", torch.float32, "AVG", -1, 1.0, 0, 0, math.prod(shape))
             for shape in shapes
         ]
-        calls = reduces._calls(tasks, CallOptions(torch.bfloat16))
-        assert sorted(index for _, of in calls for index in of) == list(range(len(shapes)))
+        calls = list(reduces._algorithms(tasks, CallOptions(torch.bfloat16)))
+        assert sorted(index for _, _, of in calls for index in of) == list(range(len(shapes)))
         return 2 * len(calls)  # into a bucket, and out of it
 
     assert sum(launches(bucket) for bucket in bucketed(gpt2_medium())) == 74

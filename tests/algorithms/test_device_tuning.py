@@ -1,6 +1,7 @@
 """The section on devices of the tuning table: found from times, measured with stand-ins, written, read, refused."""
 
 import json
+from dataclasses import asdict
 
 import peer_memory
 import pytest
@@ -68,7 +69,7 @@ def test_the_shipped_table_has_no_limits_for_devices(monkeypatch):
     assert shipped.device == DEFAULT and shipped.device_name == ""
 
 
-RIGHT = dict.fromkeys(Thresholds.names(), 1)
+RIGHT = dict.fromkeys(asdict(Thresholds()), 1)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from peer_memory import DEVICE, table_of
 
 import fastcoll
 from fastcoll import info, tuning
-from fastcoll.cuda import engine, self_test, symmetric
+from fastcoll.cuda import consensus, engine, self_test, symmetric
 from fastcoll.cuda.mapping_decision import reason_against
 from fastcoll.cuda.thresholds import Thresholds
 
@@ -179,7 +179,7 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
         changes["identity"] = "the only GPU"
     elif dist.get_rank() == 1:
         changes = {"on_host": "another host"} if change == "host" else {"refuses": {change}}
-    patience = 0.5 if change in ("hangs", "never") and dist.get_rank() == 1 else symmetric._PATIENCE
+    patience = 0.5 if change in ("hangs", "never") and dist.get_rank() == 1 else consensus._PATIENCE
     entries = []
     handler = logging.Handler()
     handler.emit = entries.append
@@ -189,7 +189,7 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
     try:
         with (
             peer_memory.MAPPER.changed(**changes),
-            mock.patch.object(symmetric, "_PATIENCE", patience),
+            mock.patch.object(consensus, "_PATIENCE", patience),
             mock.patch.object(
                 symmetric, "_TEST_WAIT", 0.3 if change in ("launch", "never") else 5.0
             ),
@@ -303,7 +303,7 @@ def test_ranks_with_different_orders_are_told():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_of_different_tables_that_of_rank_0_counts():
     """Ranks on devices of other names, of which each has a section of its own or an estimate, start too."""
-    limits = [dict.fromkeys(Thresholds.names(), 7 + rank) for rank in range(2)]
+    limits = [dict.fromkeys(asdict(Thresholds()), 7 + rank) for rank in range(2)]
     os.environ["FASTCOLL_TUNING"] = table_of("recording", limits[dist.get_rank()])
     assert tuning.load().device.one_shot_bytes == 7 + dist.get_rank()
     group = dist.new_group()
@@ -314,7 +314,7 @@ def test_of_different_tables_that_of_rank_0_counts():
 @on_ranks(2, world="peer_world", fresh=True)
 def test_a_table_counts_on_the_devices_that_it_names():
     """Which of a host's devices a group is on is known when it makes its region, not when it is made."""
-    limits, found = dict.fromkeys(Thresholds.names(), 7), []
+    limits, found = dict.fromkeys(asdict(Thresholds()), 7), []
     for name in ("model 0", "model 1"):
         os.environ["FASTCOLL_TUNING"] = table_of(name, limits)
         group = dist.new_group()

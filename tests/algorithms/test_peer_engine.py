@@ -174,7 +174,7 @@ def test_a_timeout_that_is_set_later_counts_on_the_device_too():
     assert x.cpu().eq(8).all()
     assert reduces.plans.built == built + 1
     assert buffers.seconds == 2 * 17 != before
-    assert engine_of(dist.group.WORLD.group_name)._timeout == timedelta(seconds=17)
+    assert engine_of(dist.group.WORLD.group_name).timeout == timedelta(seconds=17)
 
 
 @on_ranks(2, world="peer_world", fresh=True)

@@ -18,7 +18,7 @@ from training import network, sharded, train
 from world import here, init_group, worlds_fixture
 
 import fastcoll
-from fastcoll.cuda.shared_gpu import let_ranks_share_gpus
+from fastcoll.cuda.nccl_library import let_ranks_share_gpus
 
 
 def prepare():

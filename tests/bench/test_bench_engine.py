@@ -17,7 +17,7 @@ from fastcoll._measure import summarise
 from fastcoll.bench import engine
 from fastcoll.bench.device_timing import time_on_host
 from fastcoll.bench.engine import CASES, BareNccl, call_of
-from fastcoll.bench.options import engine_parser
+from fastcoll.bench.options import script_parser
 from fastcoll.bench.record import write_record
 
 
@@ -100,7 +100,7 @@ def test_torchs_recorder_is_off_in_another_process(monkeypatch):
     assert engine._unrecorded(9) == {}
     engine._unrecorded(3)
     assert started["env"]["TORCH_FR_BUFFER_SIZE"] == "0"
-    options = engine_parser().parse_args(started["command"][3:])
+    options = script_parser("engine").parse_args(started["command"][3:])
     assert (options.rounds, options.only_nccl) == (3, True)
 
 

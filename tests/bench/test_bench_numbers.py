@@ -13,10 +13,10 @@ from fastcoll._measure import Call, Plan, summarise, take_turn
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
 from fastcoll.bench.derived import added
-from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES, OPS
 from fastcoll.bench.record import read_record, write_record
+from fastcoll.bench.sweep import bind_floor
 
 CPU = torch.device("cpu")
 

@@ -67,7 +67,9 @@ HOST = [
 def test_events_of_a_gpu_are_told_apart():
     found = profiled(GPU + HOST, 2, True, 7.0)
     assert found == StepProfile(7.0, 1.5, 6.0, 1.0, 4.0, 2.0)
-    assert found.less(StepProfile(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)).launch_microseconds == 5.0
+    alone = {"alone": {"profile": StepProfile(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)._asdict()}}
+    more = added_by_profile(alone, {"profile": found._asdict()})
+    assert more is not None and more.launch_microseconds == 5.0
 
 
 def test_without_launches_there_is_no_profile():

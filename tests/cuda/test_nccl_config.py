@@ -72,7 +72,7 @@ def test_without_a_field_cupy_makes_it():
     for name, config in [("first", None), ("second", NcclConfig())]:
         stand_in.clear()
         made = configured(config, name)
-        assert type(made._raw).__module__.startswith("cupy")
+        assert type(made.raw).__module__.startswith("cupy")
         assert not told()
         assert made.abort()
 

@@ -59,7 +59,7 @@ def test_messages_are_called_in_pieces_where_they_must(drops):
     counts = []
     with communicator() as made:
         functions = CUDA.NcclFunctions(made.library.address, 22906 if drops else 22907)
-        made.calls = CUDA.NcclCalls(functions, made._raw.comm, 1, timedelta(seconds=30))
+        made.calls = CUDA.NcclCalls(functions, made.raw.comm, 1, timedelta(seconds=30))
         x, y = torch.arange(COUNT).float(), torch.zeros(COUNT)
         z = torch.complex(x, -x)
         for source, target, op, factor in (

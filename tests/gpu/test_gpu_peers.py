@@ -7,6 +7,7 @@ itself for a peer where FASTCOLL_ALGO asks for it.
 import contextlib
 import os
 import time
+from dataclasses import asdict
 from datetime import timedelta
 
 import kernel_oracle
@@ -258,7 +259,7 @@ def test_a_kernel_that_waits_when_its_group_is_destroyed():
 def test_ranks_on_one_device_fall_back():
     """Without the variable ranks that share a GPU map nothing, and say why."""
     del os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"]
-    limits = dict.fromkeys(Thresholds.names(), 1 << 20)
+    limits = dict.fromkeys(asdict(Thresholds()), 1 << 20)
     os.environ["FASTCOLL_TUNING"] = table_of(device_name(torch.device(DEVICE)), limits)
     group = forced_group("auto")
     x = torch.ones(30, device=DEVICE)

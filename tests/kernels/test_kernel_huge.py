@@ -13,8 +13,8 @@ from triton.runtime import interpreter
 
 from fastcoll.buckets import BLOCK, BucketLayout
 from fastcoll.kernels import reduce
+from fastcoll.kernels._configuration import double_bits
 from fastcoll.kernels._launch import prepared
-from fastcoll.kernels._plan import double_bits
 from fastcoll.kernels.flatten import Flatten, Unflatten
 
 FIRST_PIECE = 2**31 // BLOCK + 7

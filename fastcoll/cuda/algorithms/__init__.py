@@ -6,6 +6,7 @@ Importing this package imports neither Triton nor CuPy; preparing a call does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fastcoll.cuda.algorithms import over_nccl, over_peers
@@ -37,13 +38,12 @@ class Algorithm(NamedTuple):
 ALGORITHMS = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm(
-            *("one_shot", over_peers.refuse_shot, over_peers.measured_shot),
-            *(over_peers.prepare_one_shot, True),
-        ),
-        Algorithm(
-            *("two_shot", over_peers.refuse_shot, over_peers.measured_shot),
-            *(over_peers.prepare_two_shot, True),
+        *(
+            Algorithm(
+                *(name, over_peers.refuse_shot, over_peers.measured_shot),
+                *(partial(over_peers.prepare_shot, name), True),
+            )
+            for name in ("one_shot", "two_shot")
         ),
         Algorithm(
             *("ring", over_peers.refuse_peers, over_peers.measured_ring),

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fastcoll._load_cuda import CUDA
 from fastcoll.buckets import GRAIN, PIECE, BucketLayout
+from fastcoll.cuda.algorithms.call import Call
 
 if TYPE_CHECKING:
     from fastcoll.cuda.errors import Member
-    from fastcoll.cuda.peer_memory import PeerMemory
+    from fastcoll.cuda.symmetric import PeerMemory
 
 __all__ = [
     "NOTHING",
@@ -29,6 +30,7 @@ __all__ = [
     "copy_in",
     "copy_out",
     "layout_of",
+    "through_bucket",
 ]
 
 
@@ -196,3 +198,23 @@ def copy_out(
     launch: CUDA.Launch = unflatten.prepare(bucket, tensors, scale, context.squares or 0)
     unflatten.layout.read_here()
     return launch
+
+
+def through_bucket(
+    call: Call,
+    pieces: Sequence[Piece],
+    context: PlanContext,
+    reduce: Callable[[int, int], CUDA.Launch | CUDA.PlannedCalls],
+    scale: float = 1.0,
+) -> Prepared:
+    """Returns copy-in, the step that `reduce` makes of a bucket's address and elements, and copy-out times `scale`."""
+    elements = layout_of(call.sizes).elements
+    memory = context.workspace(elements * call.dtype.itemsize)
+    address = memory.data_ptr()
+    bucket = context.view(address, elements, call.dtype)
+    steps = (
+        copy_in(pieces, call.dtype, bucket, context),
+        reduce(address, elements),
+        copy_out(pieces, call.dtype, bucket, context, scale),
+    )
+    return Prepared(steps, tables=True, held=memory)

@@ -36,6 +36,7 @@ from fastcoll.cuda.algorithms.launches import (
     copy_in,
     copy_out,
     layout_of,
+    through_bucket,
 )
 
 __all__ = [
@@ -73,17 +74,12 @@ def measured_nccl(call: Call, topology: Topology) -> int:
 
 def prepare_nccl(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
     """Returns copy-in, all-reduce and copy-out of a bucket."""
-    elements = layout_of(call.sizes).elements
-    memory = context.workspace(elements * call.dtype.itemsize)
-    address = memory.data_ptr()
-    bucket = context.view(address, elements, call.dtype)
-    whole = (address, elements)
-    steps = (
-        copy_in(pieces, call.dtype, bucket, context),
-        calls([("all_reduce", call.dtype, call.op, -1, whole, whole)]),
-        copy_out(pieces, call.dtype, bucket, context, call.scale),
-    )
-    return Prepared(steps, tables=True, held=memory)
+
+    def all_reduce(address: int, elements: int) -> CUDA.PlannedCalls:
+        whole = (address, elements)
+        return calls([("all_reduce", call.dtype, call.op, -1, whole, whole)])
+
+    return through_bucket(call, pieces, context, all_reduce, call.scale)
 
 
 def refuse_all_to_all(call: Call, topology: Topology) -> str:
@@ -174,7 +170,7 @@ def _factors(
     """
     if call.op != "PREMUL_SUM":
         return 0, [], None
-    from fastcoll.kernels._plan import double_bits
+    from fastcoll.kernels._configuration import double_bits
 
     assert call.premul is not None, "refused before"
     own = address_table([double_bits(call.premul)], context.device)

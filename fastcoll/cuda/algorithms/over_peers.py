@@ -37,16 +37,15 @@ from fastcoll.cuda.algorithms.launches import (
     Prepared,
     bucket_bytes,
     copy_in,
-    copy_out,
     layout_of,
+    through_bucket,
 )
 
 __all__ = [
     "measured_ring",
     "measured_shot",
-    "prepare_one_shot",
     "prepare_ring",
-    "prepare_two_shot",
+    "prepare_shot",
     "refuse_peers",
     "refuse_shot",
 ]
@@ -83,50 +82,25 @@ def measured_ring(call: Call, topology: Topology) -> int:
     return layout_of(call.sizes).blocks(BLOCK) if call.is_list else 0
 
 
-def prepare_one_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
-    """Returns the launches for a call."""
-    from fastcoll.kernels.staged import one_shot
-
-    return _shot(one_shot.prepare_all_reduce, call, pieces, context)
-
-
-def prepare_two_shot(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
-    """Returns the launches for a call."""
-    from fastcoll.kernels.staged import two_shot
-
-    return _shot(two_shot.prepare_all_reduce, call, pieces, context)
-
-
 def prepare_ring(call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
     """Returns the launches for a call."""
     from fastcoll.kernels import ring
 
     if call.collective == "all_gather":
-        return _gathered(call, pieces[0], context)
+        assert context.peers is not None
+        buffers, piece = context.peers.buffers, pieces[0]
+        source = context.view(piece.source, piece.elements, call.dtype)
+        out = context.view(piece.out, piece.elements * buffers.world_size, call.dtype)
+        return Prepared((ring.prepare_all_gather(source, out, buffers),))
     scatters = call.collective == "reduce_scatter"
     prepare = ring.prepare_reduce_scatter if scatters else ring.prepare_all_reduce
     if not call.is_list:
         return Prepared((_staged(prepare, call, pieces[0], context),))
-    elements = layout_of(call.sizes).elements
-    memory = context.workspace(elements * call.dtype.itemsize)
-    address = memory.data_ptr()
-    bucket = context.view(address, elements, call.dtype)
-    steps = (
-        copy_in(pieces, call.dtype, bucket, context),
-        _staged(prepare, call, Piece(address, address, elements), context).fixed(),
-        copy_out(pieces, call.dtype, bucket, context),
-    )
-    return Prepared(steps, tables=True, held=memory)
 
+    def reduce(address: int, elements: int) -> CUDA.Launch:
+        return _staged(prepare, call, Piece(address, address, elements), context).fixed()
 
-def _gathered(call: Call, piece: Piece, context: PlanContext) -> Prepared:
-    from fastcoll.kernels import ring
-
-    assert context.peers is not None
-    buffers = context.peers.buffers
-    source = context.view(piece.source, piece.elements, call.dtype)
-    out = context.view(piece.out, piece.elements * buffers.world_size, call.dtype)
-    return Prepared((ring.prepare_all_gather(source, out, buffers),))
+    return through_bucket(call, pieces, context, reduce)
 
 
 def _staged(
@@ -146,11 +120,15 @@ def _staged(
     )
 
 
-def _shot(
-    prepare: Callable[..., CUDA.Launch], call: Call, pieces: Sequence[Piece], context: PlanContext
-) -> Prepared:
-    """Returns a tensor's launch, or a list's two: into this rank's bucket, and from all buckets into the tensors."""
+def prepare_shot(name: str, call: Call, pieces: Sequence[Piece], context: PlanContext) -> Prepared:
+    """Returns a tensor's launch, by the way of that name, or a list's two.
+
+    A list's go into this rank's bucket, and from all buckets into the tensors.
+    """
     if not call.is_list:
+        from fastcoll.kernels import staged
+
+        prepare = getattr(staged, name).prepare_all_reduce
         return Prepared((_staged(prepare, call, pieces[0], context),), of_count=False)
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
 
