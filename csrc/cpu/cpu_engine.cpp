@@ -6,7 +6,7 @@
 #include "base/entry_lock.hpp"
 #include "base/fork.hpp"
 #include "base/interrupt.hpp"
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {

@@ -175,7 +175,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   const EngineConfig config_;
   SpinTime spin_;  // decided with the transport
   GroupDigests digests_;
-  const std::shared_ptr<Helpers> helpers_;
+  const std::shared_ptr<Helpers> helpers_ = std::make_shared<Helpers>();
   int cores_ = 1;               // this rank's, once the transport is decided
   bool besideProgram_ = false;  // the running thread is not one that the program waits with
   const std::uint64_t forkGeneration_;

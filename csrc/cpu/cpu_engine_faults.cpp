@@ -4,8 +4,8 @@
 
 #include "base/fork.hpp"
 #include "base/log.hpp"
+#include "base/worker_pool.hpp"
 #include "cpu/cpu_engine.hpp"
-#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {

@@ -10,8 +10,8 @@
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/topology.hpp"
+#include "base/worker_pool.hpp"
 #include "cpu/cpu_engine.hpp"
-#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
@@ -37,10 +37,9 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
     : config_(std::move(config)),
       spin_(config_.settings.spinMicros),
       digests_(config_.settings.digestsOf()),
-      helpers_(std::make_shared<Helpers>(runOnWorker)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
-      errors_(store_, runOnWorker),
+      errors_(store_),
       network_(std::move(network)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {

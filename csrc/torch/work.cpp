@@ -4,7 +4,7 @@
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
 
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 #include "torch/error.hpp"
 #include "torch/work_registry.hpp"
 
