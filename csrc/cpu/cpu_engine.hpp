@@ -152,9 +152,6 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   void makeStream(const Agreement& agreement, std::size_t ringBytes);
   PointToPoint& madePointToPoint();
   PointToPoint* pointToPointSoFar();
-  struct HostWatch;
-  void watchHost();
-  void endHostWatch() noexcept;
   bool pollHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
   void release();
@@ -191,7 +188,6 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
   MultiHost multiHost_{*this};
-  std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
 

@@ -127,31 +127,9 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 
 // --- a fault of this host, while its leader calls nothing ----------------------------------------
 
-/// The keeper thread's pointer to an engine; null when the engine is about to end.
-struct CpuEngine::HostWatch {
-  std::mutex mutex;
-  CpuEngine* engine;
-};
-
 /// Ranks of a host detect each other's deaths and aborts in their calls. They may make no call for
 /// a long time, while another host waits for their leader or for a message. So the keeper thread of
-/// each rank checks periodically.
-void CpuEngine::watchHost() {
-  hostWatch_ = std::make_shared<HostWatch>();
-  hostWatch_->engine = this;
-  process_->watch([watch = hostWatch_] {
-    const std::lock_guard<std::mutex> lock(watch->mutex);
-    return watch->engine != nullptr && watch->engine->pollHost();
-  });
-}
-
-void CpuEngine::endHostWatch() noexcept {
-  if (hostWatch_ == nullptr) return;
-  const std::lock_guard<std::mutex> lock(hostWatch_->mutex);
-  hostWatch_->engine = nullptr;
-}
-
-/// Called by the keeper thread, which must not wait. False ends the watch.
+/// each rank calls this periodically. It must not wait. False ends the watch.
 bool CpuEngine::pollHost() noexcept {
   Fault fault;
   for (const int peer : multiHost_.hosts.local()) {

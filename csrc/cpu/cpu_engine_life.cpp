@@ -171,7 +171,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
       throw ConnectionLost(error.kind(), site, own, line);
     }
   }
-  if (hosts.local().size() > 1) watchHost();
+  if (hosts.local().size() > 1) process_->watch(this, [this] { return pollHost(); });
   reason_ = agreement.reason;
   path_.store(Path::MultiHost, std::memory_order_release);
   const bool asked = config_.settings.sharedMemoryChoice() == SharedMemoryChoice::Off;
@@ -268,7 +268,7 @@ EngineInfo CpuEngine::info() const {
 
 void CpuEngine::shutdown() noexcept {
   if (forkGeneration_ != forkGeneration()) return;
-  endHostWatch();
+  process_->unwatch(this);
   const auto failPending = [this] {
     abort(ErrorKind::Backend,
           concat("the group was destroyed on rank ", config_.rank,
