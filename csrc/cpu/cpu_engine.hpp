@@ -162,7 +162,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   void wakeWorker();
   void tryToWakeWorker() noexcept;
   void work();
-  [[noreturn]] void failHere(const Request& request, const Error& error);
+  Error failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
   void failing() noexcept override;
   Fault publish(const Fault& fault) noexcept override;

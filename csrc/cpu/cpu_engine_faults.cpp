@@ -68,8 +68,9 @@ Fault CpuEngine::explain(int peer, const std::string& text) noexcept {
   return fault;
 }
 
-/// Fails the group with this rank's fault. Throws that fault, or the one that came first.
-void CpuEngine::failHere(const Request& request, const Error& error) {
+/// Fails the group with this rank's fault. Returns the error of that fault, or of the one that came
+/// first.
+Error CpuEngine::failHere(const Request& request, const Error& error) {
   Fault fault{error.kind(), error.cause()};
   const std::string own = fault.text;
   if (isUnexplained(error)) fault = explain(-1, own);
@@ -82,9 +83,9 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
   }
   // The late rank's own error is more precise than the others' error.
   const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
-  if (late || fault.text == own) throw error;
-  throw Error(fault.kind, errorSite(collectiveName(request.collective), config_, request.seq),
-              fault.text);
+  if (late || fault.text == own) return error;
+  return Error(fault.kind, errorSite(collectiveName(request.collective), config_, request.seq),
+               fault.text);
 }
 
 /// nullptr: there is none yet.
