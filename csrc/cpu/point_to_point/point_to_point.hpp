@@ -146,9 +146,8 @@ class PointToPoint {
   bool borrow(int rank);
   /// Waits until a wanted connection is made, or until `until`.
   void awaitConnection(TimePoint until);
-  /// As in Connection, over a borrowed connection. Matched with each other only, by length.
-  TransferRef sendTo(int rank, const void* data, std::size_t bytes);
-  TransferRef receiveFrom(int rank, void* data, std::size_t bytes);
+  /// Sends or receives over a borrowed connection. Matched with each other only, by length.
+  TransferRef transfer(int rank, bool sends, void* data, std::size_t bytes);
   /// Gives all connections back. If the group has failed, no thread uses a transfer's memory
   /// afterwards.
   void giveBack() noexcept;
