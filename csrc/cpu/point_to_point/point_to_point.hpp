@@ -264,8 +264,7 @@ class PointToPoint {
   void takeMessage(int rank, const RecordHead& head, const RecordBytes& payload);
   void takePiece(int rank, const RecordHead& head, const RecordBytes& payload);
   void keep(Unexpected& message, const RecordBytes& payload, std::size_t length);
-  void accept(PointToPointOp& op, const Unexpected& message) const;
-  void expect(const PointToPointRef& op, const Unexpected& message);
+  void receive(const PointToPointRef& op, const Unexpected& message, const RecordBytes& payload);
   void store(PointToPointOp& op, const RecordBytes& payload);
   bool pull(Peer& peer);
   bool roomToAnswer(const Peer& peer) const;
