@@ -245,8 +245,9 @@ void Links::compare(int host, const Announced& mine, const Head& head) const {
   // If the roots differ, one of the two may have had nothing to send to the other. Then this frame
   // is of another collective than `mine`.
   throw Error(ErrorKind::Backend, site_,
-              mismatch(memory_.rank(), describe(mine.signature),
-                       memory_.memberName(hosts_.leader(host)), describe(head.signature)));
+              mismatched(memory_.rank(), describe(mine.signature),
+                         memory_.memberName(hosts_.leader(host)), describe(head.signature)),
+              kSameOrder);
 }
 
 std::size_t Links::frameBytes(int host) const {
