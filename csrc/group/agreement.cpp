@@ -1,6 +1,5 @@
 // How the ranks of a group agree on one transport: all records, then all votes.
 #include <algorithm>
-#include <cstring>
 
 #include "base/settings.hpp"
 #include "group/rendezvous.hpp"

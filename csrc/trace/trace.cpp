@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"

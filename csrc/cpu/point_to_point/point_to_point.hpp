@@ -180,8 +180,6 @@ class PointToPoint {
     ~Lock() {
       if (inner.owns_lock()) unlock();
     }
-    Lock(const Lock&) = delete;
-    Lock& operator=(const Lock&) = delete;
     void lock() { inner.lock(); }
     void unlock();
     /// Waits for the signal until `until`, or does what is left to do.
