@@ -29,8 +29,7 @@ void setText(char (&field)[N], const std::string& value) {
 
 }  // namespace
 
-// --- begin and end of the object
-// ------------------------------------------------------------------
+// --- begin and end of the object ------------------------------------------------------------
 
 CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
                      std::shared_ptr<Network> network)
