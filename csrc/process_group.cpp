@@ -7,7 +7,7 @@
 
 #include "base/entry_lock.hpp"
 #include "base/weak_registry.hpp"
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 #include "network/networks.hpp"
 #include "reduce/reduce.hpp"
 #include "torch/store_adapter.hpp"

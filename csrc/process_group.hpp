@@ -176,7 +176,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef recvAnysource(Tensors& tensors, int tag) override {
     return launch(&Doors::recvAnySource, tensors, tag);
   }
-  void startCoalescing() override;
+  void startCoalescing() override { batch_.begin(); }
   WorkRef endCoalescing() override;
   /// Whether the calls of this thread are collected, between these two.
   bool collects() const { return batch_.collects(); }
@@ -225,10 +225,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   template <typename Body>
   auto guarded(Body body) -> decltype(body()) {
     try {
-      return body();
-    } catch (const Error& error) {
-      stopCollecting();
-      throwAsTorch(error);
+      return translated(body);
     } catch (...) {
       stopCollecting();
       throw;

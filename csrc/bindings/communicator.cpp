@@ -2,6 +2,7 @@
 // code and dispatcher. Each is one C call (METH_FASTCALL). CommunicatorPlan: a call that is
 // prepared for repetition, like the persistent collectives of MPI 4.0. fastcoll/_C.pyi documents
 // both.
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -95,12 +96,6 @@ struct Planned {
   bool runs = false;           // under the GIL
 };
 
-/// Lets a plan run again.
-struct RunEnds {
-  Planned& plan;
-  ~RunEnds() { plan.runs = false; }
-};
-
 struct PlanObject {
   PyObject base;
   vectorcallfunc call;
@@ -120,7 +115,7 @@ PyObject* runPlan(PyObject* self, PyObject* const* /*arguments*/, std::size_t co
       throw py::value_error(
           "fastcoll.CommunicatorPlan: it runs on another thread. Make a plan for each.");
     }
-    const RunEnds ends{planned};
+    const auto ends = c10::make_scope_exit([&planned] { planned.runs = false; });
     {
       const GilUntilWait gil;
       const Group group = planned.member.group(planned.call);

@@ -79,22 +79,13 @@ void checkSignals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-/// Calls a factory. Its error becomes an engine's error, which is reported to the other ranks.
-py::object called(const py::object& factory) {
-  try {
-    return factory();
-  } catch (const py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) throw;
-    throw Error(ErrorKind::Backend, py::str(error.value()).cast<std::string>());
-  }
-}
-
 void setGlooFactory(py::object factory) {
   GlooNetwork::setFactory([&make = keptByPython(std::move(factory))]() -> GlooNetwork::Maker {
-    py::gil_scoped_acquire gil;
-    return [maker = heldByPython(called(make))](const Ref<c10d::Store>& store, int rank, int size,
-                                                std::chrono::milliseconds timeout) {
-      py::gil_scoped_acquire again;
+    // Its error is reported to the other ranks.
+    auto made = inPython([&make] { return heldByPython(make()); });
+    return [maker = std::move(made)](const Ref<c10d::Store>& store, int rank, int size,
+                                     std::chrono::milliseconds timeout) {
+      py::gil_scoped_acquire gil;
       try {
         return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
       } catch (const py::error_already_set& error) {

@@ -76,14 +76,4 @@ CallRef Doors::allGatherCoalesced(std::vector<Tensors>& outputs, Tensors& inputs
   return gatherLists(site, lists, inputs, std::move(flat), opts);
 }
 
-CallRef Doors::allGatherIntoTensor(const at::Tensor& output, const at::Tensor& input,
-                                   const c10d::AllgatherOptions& opts) const {
-  return gatherTensors(at(calls::AllGatherIntoTensor), {output}, {input}, opts);
-}
-
-CallRef Doors::allGatherIntoTensorCoalesced(Tensors& outputs, Tensors& inputs,
-                                            const c10d::AllgatherOptions& opts) const {
-  return gatherTensors(at(calls::AllGatherIntoTensorCoalesced), outputs, inputs, opts);
-}
-
 }  // namespace fastcoll

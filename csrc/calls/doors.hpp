@@ -51,23 +51,33 @@ class Doors {
   CallRef reduceScatter(Tensors& outputs, std::vector<Tensors>& inputs,
                         const c10d::ReduceScatterOptions& opts) const;
   CallRef reduceScatterTensor(const at::Tensor& output, const at::Tensor& input,
-                              const c10d::ReduceScatterOptions& opts) const;
+                              const c10d::ReduceScatterOptions& opts) const {
+    return scatterSums(at(calls::ReduceScatterTensor), {output}, {input}, opts);
+  }
   CallRef reduceScatterCoalesced(Tensors& outputs, Tensors& inputs,
-                                 const c10d::ReduceScatterOptions& opts) const;
+                                 const c10d::ReduceScatterOptions& opts) const {
+    return scatterSums(at(calls::ReduceScatterTensorCoalesced), outputs, inputs, opts);
+  }
   /// As reduceScatterTensor on the CPU, fused. With a 16-bit wire dtype the output may be float32;
   /// then the sum is not rounded.
   CallRef reduceScatterFused(const at::Tensor& output, const at::Tensor& input,
-                             const c10d::ReduceScatterOptions& opts, const Fusion& fusion) const;
+                             const c10d::ReduceScatterOptions& opts, const Fusion& fusion) const {
+    return scatterSums(at(calls::ReduceScatterFused), {output}, {input}, opts, &fusion);
+  }
 
   // --- all_gather.cpp
   CallRef allGather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) const;
   CallRef allGatherIntoTensor(const at::Tensor& output, const at::Tensor& input,
-                              const c10d::AllgatherOptions& opts) const;
+                              const c10d::AllgatherOptions& opts) const {
+    return gatherTensors(at(calls::AllGatherIntoTensor), {output}, {input}, opts);
+  }
   CallRef allGatherCoalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                              const c10d::AllgatherOptions& opts) const;
   CallRef allGatherIntoTensorCoalesced(Tensors& outputs, Tensors& inputs,
-                                       const c10d::AllgatherOptions& opts) const;
+                                       const c10d::AllgatherOptions& opts) const {
+    return gatherTensors(at(calls::AllGatherIntoTensorCoalesced), outputs, inputs, opts);
+  }
 
   // --- rooted.cpp
   CallRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) const;
@@ -99,11 +109,20 @@ class Doors {
   }
 
   // --- point_to_point.cpp
-  CallRef send(Tensors& tensors, int destination, int tag) const;
-  CallRef recv(Tensors& tensors, int source, int tag) const;
-  CallRef recvAnySource(Tensors& tensors, int tag) const;
+  CallRef send(Tensors& tensors, int destination, int tag) const {
+    return message(calls::Send, tensors, destination, tag);
+  }
+  CallRef recv(Tensors& tensors, int source, int tag) const {
+    return message(calls::Recv, tensors, source, tag);
+  }
+  CallRef recvAnySource(Tensors& tensors, int tag) const {
+    return message(calls::RecvAny, tensors, kAnySource, tag);
+  }
   /// A message to one rank while one is received from another.
-  Calls sendrecv(Tensors& sent, int destination, Tensors& received, int source, int tag) const;
+  Calls sendrecv(Tensors& sent, int destination, Tensors& received, int source, int tag) const {
+    CallRef receive = recv(received, source, tag);
+    return {send(sent, destination, tag), std::move(receive)};
+  }
 
  private:
   CallSite at(const CallType& type) const { return {type.name, group_, rank_, size_, &type}; }

@@ -34,15 +34,12 @@ void add(trace::Shapes& shapes, bool output, TracedAs how, at::TensorList tensor
 GroupTrace::GroupTrace(const c10d::Backend& group, std::string name,
                        c10::intrusive_ptr<Options> options, const Settings& settings,
                        std::function<bool()> faulted)
-    : group_(group),
-      name_(std::move(name)),
-      options_(std::move(options)),
-      faulted_(std::move(faulted)) {
+    : group_(group), name_(std::move(name)), options_(std::move(options)) {
   trace::begin(settings, FASTCOLL_VERSION);
   const auto& ranks = options_->global_ranks_in_group;
   const std::size_t mine = group.getRank();
   trace::setRank(static_cast<int>(mine < ranks.size() ? ranks[mine] : mine));
-  trace::watch(this, [this] { return faulted_() ? number() : 0; });
+  trace::watch(this, [this, faulted = std::move(faulted)] { return faulted() ? number() : 0; });
 }
 
 GroupTrace::~GroupTrace() {

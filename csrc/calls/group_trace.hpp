@@ -63,7 +63,6 @@ class GroupTrace {
   const c10d::Backend& group_;
   const std::string name_;
   const c10::intrusive_ptr<Options> options_;
-  const std::function<bool()> faulted_;
   std::mutex mutex_;
   std::atomic<std::uint32_t> number_{0};  // 0: no call yet
   std::atomic<std::uint64_t> deviceCalls_{0};

@@ -40,24 +40,6 @@ CallRef Doors::message(const CallType& type, Tensors& tensors, int peer, int tag
   return std::make_shared<MessageCall>(site, tensor, peer, tag);
 }
 
-CallRef Doors::send(Tensors& tensors, int destination, int tag) const {
-  return message(calls::Send, tensors, destination, tag);
-}
-
-CallRef Doors::recv(Tensors& tensors, int source, int tag) const {
-  return message(calls::Recv, tensors, source, tag);
-}
-
-CallRef Doors::recvAnySource(Tensors& tensors, int tag) const {
-  return message(calls::RecvAny, tensors, kAnySource, tag);
-}
-
-Calls Doors::sendrecv(Tensors& sent, int destination, Tensors& received, int source,
-                      int tag) const {
-  CallRef receive = recv(received, source, tag);
-  return {send(sent, destination, tag), std::move(receive)};
-}
-
 // --- a message -----------------------------------------------------------------------------------
 
 MessageCall::MessageCall(const CallSite& of, const at::Tensor& moved, int to, int tagged)
@@ -212,10 +194,6 @@ void ProcessGroupFastcoll::repeatMessages(const Plan& plan) {
 /// a small exchange. Collected calls still work.
 bool ProcessGroupFastcoll::supportsCoalescing() const {
   return at::hasCUDA();
-}
-
-void ProcessGroupFastcoll::startCoalescing() {
-  batch_.begin();
 }
 
 void ProcessGroupFastcoll::stopCollecting() {

@@ -37,24 +37,6 @@ CallRef Doors::scatterSums(const CallSite& site, Tensors outputs, Tensors inputs
   return asked(std::move(call), opts, std::move(inputs), std::move(outputs));
 }
 
-CallRef Doors::reduceScatterTensor(const at::Tensor& output, const at::Tensor& input,
-                                   const c10d::ReduceScatterOptions& opts) const {
-  const CallSite site = at(calls::ReduceScatterTensor);
-  return scatterSums(site, {output}, {input}, opts);
-}
-
-CallRef Doors::reduceScatterCoalesced(Tensors& outputs, Tensors& inputs,
-                                      const c10d::ReduceScatterOptions& opts) const {
-  return scatterSums(at(calls::ReduceScatterTensorCoalesced), outputs, inputs, opts);
-}
-
-CallRef Doors::reduceScatterFused(const at::Tensor& output, const at::Tensor& input,
-                                  const c10d::ReduceScatterOptions& opts,
-                                  const Fusion& fusion) const {
-  const CallSite site = at(calls::ReduceScatterFused);
-  return scatterSums(site, {output}, {input}, opts, &fusion);
-}
-
 CallRef Doors::reduceScatter(Tensors& outputs, std::vector<Tensors>& inputs,
                              const c10d::ReduceScatterOptions& opts) const {
   const CallSite site = at(calls::ReduceScatter);

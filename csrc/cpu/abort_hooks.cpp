@@ -6,7 +6,7 @@
 #include "base/entry_lock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 
 namespace fastcoll {
 

@@ -6,7 +6,7 @@
 #include "base/entry_lock.hpp"
 #include "base/fork.hpp"
 #include "base/interrupt.hpp"
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
@@ -128,12 +128,9 @@ void CpuEngine::execute(Task& task) {
     trace::complete(task.trace, digests_.ofCall());
   } catch (const Error& error) {
     beforeWait();
-    try {
-      failHere(request, error);
-    } catch (const Error& first) {
-      trace::fail(task.trace, first.what());
-      throw;
-    }
+    const Error first = failHere(request, error);
+    trace::fail(task.trace, first.what());
+    throw first;
   } catch (const std::exception& error) {
     fail(" failed in ", concat(": ", error.what()));
     throw;

@@ -152,9 +152,6 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   void makeStream(const Agreement& agreement, std::size_t ringBytes);
   PointToPoint& madePointToPoint();
   PointToPoint* pointToPointSoFar();
-  struct HostWatch;
-  void watchHost();
-  void endHostWatch() noexcept;
   bool pollHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
   void release();
@@ -165,7 +162,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   void wakeWorker();
   void tryToWakeWorker() noexcept;
   void work();
-  [[noreturn]] void failHere(const Request& request, const Error& error);
+  Error failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
   void failing() noexcept override;
   Fault publish(const Fault& fault) noexcept override;
@@ -175,7 +172,7 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   const EngineConfig config_;
   SpinTime spin_;  // decided with the transport
   GroupDigests digests_;
-  const std::shared_ptr<Helpers> helpers_;
+  const std::shared_ptr<Helpers> helpers_ = std::make_shared<Helpers>();
   int cores_ = 1;               // this rank's, once the transport is decided
   bool besideProgram_ = false;  // the running thread is not one that the program waits with
   const std::uint64_t forkGeneration_;
@@ -191,7 +188,6 @@ class CpuEngine final : public std::enable_shared_from_this<CpuEngine>, private 
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
   MultiHost multiHost_{*this};
-  std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
 

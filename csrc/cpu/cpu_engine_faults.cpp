@@ -4,8 +4,8 @@
 
 #include "base/fork.hpp"
 #include "base/log.hpp"
+#include "base/worker_pool.hpp"
 #include "cpu/cpu_engine.hpp"
-#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
@@ -68,8 +68,9 @@ Fault CpuEngine::explain(int peer, const std::string& text) noexcept {
   return fault;
 }
 
-/// Fails the group with this rank's fault. Throws that fault, or the one that came first.
-void CpuEngine::failHere(const Request& request, const Error& error) {
+/// Fails the group with this rank's fault. Returns the error of that fault, or of the one that came
+/// first.
+Error CpuEngine::failHere(const Request& request, const Error& error) {
   Fault fault{error.kind(), error.cause()};
   const std::string own = fault.text;
   if (isUnexplained(error)) fault = explain(-1, own);
@@ -82,9 +83,9 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
   }
   // The late rank's own error is more precise than the others' error.
   const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
-  if (late || fault.text == own) throw error;
-  throw Error(fault.kind, errorSite(collectiveName(request.collective), config_, request.seq),
-              fault.text);
+  if (late || fault.text == own) return error;
+  return Error(fault.kind, errorSite(collectiveName(request.collective), config_, request.seq),
+               fault.text);
 }
 
 /// nullptr: there is none yet.
@@ -127,31 +128,9 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 
 // --- a fault of this host, while its leader calls nothing ----------------------------------------
 
-/// The keeper thread's pointer to an engine; null when the engine is about to end.
-struct CpuEngine::HostWatch {
-  std::mutex mutex;
-  CpuEngine* engine;
-};
-
 /// Ranks of a host detect each other's deaths and aborts in their calls. They may make no call for
 /// a long time, while another host waits for their leader or for a message. So the keeper thread of
-/// each rank checks periodically.
-void CpuEngine::watchHost() {
-  hostWatch_ = std::make_shared<HostWatch>();
-  hostWatch_->engine = this;
-  process_->watch([watch = hostWatch_] {
-    const std::lock_guard<std::mutex> lock(watch->mutex);
-    return watch->engine != nullptr && watch->engine->pollHost();
-  });
-}
-
-void CpuEngine::endHostWatch() noexcept {
-  if (hostWatch_ == nullptr) return;
-  const std::lock_guard<std::mutex> lock(hostWatch_->mutex);
-  hostWatch_->engine = nullptr;
-}
-
-/// Called by the keeper thread, which must not wait. False ends the watch.
+/// each rank calls this periodically. It must not wait. False ends the watch.
 bool CpuEngine::pollHost() noexcept {
   Fault fault;
   for (const int peer : multiHost_.hosts.local()) {

@@ -10,8 +10,8 @@
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/topology.hpp"
+#include "base/worker_pool.hpp"
 #include "cpu/cpu_engine.hpp"
-#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
@@ -29,18 +29,16 @@ void setText(char (&field)[N], const std::string& value) {
 
 }  // namespace
 
-// --- begin and end of the object
-// ------------------------------------------------------------------
+// --- begin and end of the object ------------------------------------------------------------
 
 CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
                      std::shared_ptr<Network> network)
     : config_(std::move(config)),
       spin_(config_.settings.spinMicros),
       digests_(config_.settings.digestsOf()),
-      helpers_(std::make_shared<Helpers>(runOnWorker)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
-      errors_(store_, runOnWorker),
+      errors_(store_),
       network_(std::move(network)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {
@@ -172,7 +170,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
       throw ConnectionLost(error.kind(), site, own, line);
     }
   }
-  if (hosts.local().size() > 1) watchHost();
+  if (hosts.local().size() > 1) process_->watch(this, [this] { return pollHost(); });
   reason_ = agreement.reason;
   path_.store(Path::MultiHost, std::memory_order_release);
   const bool asked = config_.settings.sharedMemoryChoice() == SharedMemoryChoice::Off;
@@ -269,7 +267,7 @@ EngineInfo CpuEngine::info() const {
 
 void CpuEngine::shutdown() noexcept {
   if (forkGeneration_ != forkGeneration()) return;
-  endHostWatch();
+  process_->unwatch(this);
   const auto failPending = [this] {
     abort(ErrorKind::Backend,
           concat("the group was destroyed on rank ", config_.rank,

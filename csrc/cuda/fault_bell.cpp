@@ -25,11 +25,10 @@ std::shared_ptr<FaultBell> FaultBell::of(c10::intrusive_ptr<c10d::Store> store) 
     std::mutex mutex;
     std::map<const c10d::Store*, std::weak_ptr<FaultBell>> of;
   };
-  static auto* all = new PerProcess<Bells>;  // outlives static destructors
   if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
     store = prefixed->getUnderlyingNonPrefixStore();
   }
-  Bells& bells = all->get();
+  Bells& bells = perProcess<Bells>();
   const std::lock_guard<std::mutex> lock(bells.mutex);
   std::erase_if(bells.of, [](const auto& one) { return one.second.expired(); });
   auto& known = bells.of[store.get()];

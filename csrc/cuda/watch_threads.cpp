@@ -37,8 +37,7 @@ struct Watch {
 };
 
 Watch& watch() {
-  static auto* all = new PerProcess<Watch>;  // outlives static destructors
-  return all->get();
+  return perProcess<Watch>();
 }
 
 /// Calls `use` without the lock for each group that is still watched.

@@ -6,7 +6,7 @@
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/thread.hpp"
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/watch_threads.hpp"
 #include "cuda/watchdog.hpp"

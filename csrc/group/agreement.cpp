@@ -1,6 +1,5 @@
 // How the ranks of a group agree on one transport: all records, then all votes.
 #include <algorithm>
-#include <cstring>
 
 #include "base/settings.hpp"
 #include "group/rendezvous.hpp"
@@ -166,7 +165,7 @@ std::optional<std::string> Rendezvous::bindAll(const std::vector<int>& peers, Ti
 bool Rendezvous::membersChanged() {
   requireToBeAlone();
   if (roster_.changed(isCurrent())) return true;
-  throwIfPublished(faultKey(roster_.id()));
+  throwIfGroupPublished();
   checkNextRank();  // one may have failed before it had the roster
   for (const auto& record : records_) {
     GroupRecord now{};

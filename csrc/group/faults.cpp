@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/utf8.hpp"
+#include "base/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
@@ -89,8 +90,8 @@ struct ErrorChannel::Shared {
   int failures = 0;
 };
 
-ErrorChannel::ErrorChannel(std::shared_ptr<KeyValueStore> store, Run run)
-    : shared_(std::make_shared<Shared>(std::move(store))), run_(std::move(run)) {}
+ErrorChannel::ErrorChannel(std::shared_ptr<KeyValueStore> store)
+    : shared_(std::make_shared<Shared>(std::move(store))) {}
 
 // Both start their job under the lock that the job takes at its end. If no thread can be started,
 // the next call tries again.
@@ -103,7 +104,7 @@ Fault ErrorChannel::publish(std::vector<std::string> keys, const Fault& fault,
     const Fault mine = shared_->first.value_or(fault);
     if (keys.empty()) return mine;
     if (!shared_->publishing) {
-      run_([shared = shared_, keys = std::move(keys), mine] {
+      runOnWorker([shared = shared_, keys = std::move(keys), mine] {
         std::optional<Fault> first;
         try {
           for (const std::string& key : keys) {
@@ -131,7 +132,7 @@ std::optional<Fault> ErrorChannel::check(std::vector<std::string> keys,
     std::unique_lock<std::mutex> lock(shared_->mutex);
     if (shared_->first) return shared_->first;
     if (!shared_->checking && shared_->failures < kFailures) {
-      run_([shared = shared_, keys = std::move(keys)] {
+      runOnWorker([shared = shared_, keys = std::move(keys)] {
         std::optional<Fault> found;
         bool failed = false;
         try {

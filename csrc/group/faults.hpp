@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,9 +35,7 @@ FASTCOLL_EXPORTED Fault writeFault(KeyValueStore& store, const std::string& key,
 /// and no caller may wait for it long.
 class ErrorChannel {
  public:
-  /// Runs a job on another thread; throws if there is none.
-  using Run = void (*)(std::function<void()> job);
-  ErrorChannel(std::shared_ptr<KeyValueStore> store, Run run);
+  explicit ErrorChannel(std::shared_ptr<KeyValueStore> store);
 
   /// Publishes a fault under all the keys, once. Returns what the first key then holds: another
   /// rank's fault if that came first. Waits for the store for `patience` at most.
@@ -49,7 +46,6 @@ class ErrorChannel {
  private:
   struct Shared;
   const std::shared_ptr<Shared> shared_;  // shared with the jobs, which may outlive this
-  const Run run_;
 };
 
 }  // namespace fastcoll

@@ -3,7 +3,6 @@
 // 0 posts its text last, as the verdict: its nonce, then "ok" or "missing". The nonces invalidate
 // what an earlier group of the same name left in the store. When a round ends well, all ranks have
 // left those before, so their keys are deleted.
-#include <algorithm>
 #include <numeric>
 
 #include "group/rendezvous.hpp"

@@ -141,10 +141,7 @@ void Rendezvous::throwIfGroupPublished() {
     const std::lock_guard<std::mutex> lock(keysMutex_);
     key = groupFault_;
   }
-  if (!key.empty()) throwIfPublished(key);
-}
-
-void Rendezvous::throwIfPublished(const std::string& key) {
+  if (key.empty()) return;
   if (const auto fault = readFault(store_, key)) throwFault(*fault);
 }
 

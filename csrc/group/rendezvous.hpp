@@ -152,7 +152,6 @@ class Rendezvous {
   bool processEnded(const GroupRecord& record) const;
   GroupRecord asked(int peer) const;
   [[noreturn]] void throwEnded(const GroupRecord& record);
-  void throwIfPublished(const std::string& key);
   void throwIfGroupPublished();
   void throwIfLost(const GroupRecord& record);
   void throwIfPublished(const GroupRecord& by);

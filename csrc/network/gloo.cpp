@@ -1,6 +1,7 @@
 #include "network/gloo.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <fcntl.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -94,18 +95,11 @@ class GlooNetwork::Alarm {
       place = waiters_.insert(waiters_.end(), {&work, until});
       if (asleep_) changed_.notify_all();
     }
-    const auto leave = [&] {
+    const auto leave = c10::make_scope_exit([&] {
       const std::lock_guard<std::mutex> lock(mutex_);
       waiters_.erase(place);
-    };
-    try {
-      const bool ended = work.wait();
-      leave();
-      return ended;
-    } catch (...) {
-      leave();
-      throw;
-    }
+    });
+    return work.wait();
   }
 
  private:
@@ -267,16 +261,13 @@ GlooNetwork::GlooNetwork(NetworkSetup setup) : setup_(std::move(setup)) {}
 
 GlooNetwork::~GlooNetwork() = default;
 
-std::shared_ptr<GlooNetwork::Device> GlooNetwork::device() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (device_ == nullptr) device_ = Device::get();
-  return device_;
-}
-
 std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
                                                  Milliseconds timeout,
                                                  const std::function<void()>& check) {
-  const auto device = this->device();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (device_ == nullptr) device_ = Device::get();
+  const auto device = device_;
+  lock.unlock();
   requireDescriptors();
   const auto end = Clock::now() + timeout;
   // A backend keeps the store in which it waits. That may outlive this call and this network.
@@ -306,10 +297,9 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
       if (std::ranges::find(before, fd) == before.end()) made.push_back(fd);
     }
     LoopSockets::tune(made, setup_.silence);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      sockets_.insert(sockets_.end(), made.begin(), made.end());
-    }
+    lock.lock();
+    sockets_.insert(sockets_.end(), made.begin(), made.end());
+    lock.unlock();
     if (!first) std::swap(there, back);
     return std::make_unique<GlooConnection>(device->alarm, std::move(there), std::move(back),
                                             first ? 1 : 0);

@@ -42,8 +42,6 @@ class GlooNetwork : public Network {
   class GlooTransfer;
   class GlooConnection;
 
-  std::shared_ptr<Device> device();
-
   const NetworkSetup setup_;
   const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
   std::mutex mutex_;

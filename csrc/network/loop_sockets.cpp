@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <string>
 #include <thread>
 
 #include "base/error.hpp"

@@ -1,5 +1,5 @@
 // The networks between hosts, by the name in Options.network. A new one is a file with its class,
-// and a row in networks.cpp.
+// and its name in networks.cpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -87,8 +87,6 @@ class Arena {
   /// Throws Error(Backend) with the failed call and a remedy.
   static std::shared_ptr<Arena> create(std::size_t virtualBytes);
   ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
 
   std::uint8_t* base() const { return base_; }
   /// Offset of [data, data + bytes), or 0 if it does not lie in this arena or was withdrawn.

@@ -27,8 +27,6 @@ class GroupMemory {
   GroupMemory(std::shared_ptr<LocalProcess> process, GroupIdentity identity);
   /// Frees the memory, unless close() found that a peer may still use it.
   ~GroupMemory();
-  GroupMemory(const GroupMemory&) = delete;
-  GroupMemory& operator=(const GroupMemory&) = delete;
 
   /// Creates this rank's control block, once.
   void open(std::size_t arenaBytes);

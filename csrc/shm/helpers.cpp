@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/cores.hpp"
+#include "base/worker_pool.hpp"
 #include "shm/futex.hpp"
 
 namespace fastcoll {
@@ -45,7 +46,7 @@ Helpers::Lent::Lent(Helpers& helpers, int threads, bool always) noexcept : befor
       const std::uint64_t bit = std::uint64_t{1} << number;
       if ((helpers.alive_.fetch_or(bit) & bit) != 0) continue;
       try {
-        helpers.start_([self = helpers.shared_from_this(), number, node = presentNode()] {
+        runOnWorker([self = helpers.shared_from_this(), number, node = presentNode()] {
           const BoundTo near(coresOfNode(node));
           self->help(number);
         });

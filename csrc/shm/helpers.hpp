@@ -24,16 +24,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 namespace fastcoll {
 
 class Helpers : public std::enable_shared_from_this<Helpers> {
  public:
-  /// `start` runs a function on another thread, or throws.
-  using Start = void (*)(std::function<void()>);
-  explicit Helpers(Start start) : start_(start) {}
   static constexpr int kMost = 64;
 
   /// While it lives, inChunks() on this thread uses up to so many threads, this one included.
@@ -107,7 +103,6 @@ class Helpers : public std::enable_shared_from_this<Helpers> {
 
   static thread_local Helpers* current_;
 
-  const Start start_;
   alignas(64) std::atomic<std::uint64_t> next_{0};
   Job job_{};
   alignas(64) std::atomic<std::uint32_t> done_{0};

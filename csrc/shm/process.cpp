@@ -8,11 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
@@ -114,24 +112,15 @@ void LocalProcess::wakeKeeper() const {
   [[maybe_unused]] const auto written = ::write(wakeEvent_.get(), &one, sizeof one);
 }
 
-void LocalProcess::watch(std::function<bool()> poll) {
+void LocalProcess::watch(const void* owner, std::function<bool()> poll) {
   const std::lock_guard<std::mutex> lock(watchMutex_);
-  watches_.push_back(std::move(poll));
+  watches_.emplace(owner, std::move(poll));
   wakeKeeper();
 }
 
-bool LocalProcess::pollWatches() {
-  std::vector<std::function<bool()>> watches;
-  {
-    const std::lock_guard<std::mutex> lock(watchMutex_);
-    watches.swap(watches_);
-  }
-  std::erase_if(watches, [](const auto& poll) { return !poll(); });
+void LocalProcess::unwatch(const void* owner) {
   const std::lock_guard<std::mutex> lock(watchMutex_);
-  watches_.swap(watches);  // so that the line below seldom allocates
-  watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
-                  std::make_move_iterator(watches.end()));
-  return !watches_.empty();
+  watches_.erase(owner);
 }
 
 void LocalProcess::startKeeper(std::size_t arenaBytes) {
@@ -194,7 +183,11 @@ void LocalProcess::keep() {
       if (stopping_) break;
       listener = listening_;
     }
-    watching = pollWatches();
+    {
+      const std::lock_guard<std::mutex> lock(watchMutex_);
+      std::erase_if(watches_, [](const auto& watch) { return !watch.second(); });
+      watching = !watches_.empty();
+    }
     serve(callers, waiting + 2);
     if ((waiting[1].revents & POLLIN) != 0) {
       Descriptor connection(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
@@ -238,19 +231,20 @@ void LocalProcess::answer(int connection) {
       return;
     }
     if (hello.receiver != address_.nonce) return;  // meant for an earlier owner of the name
-    adopt(hello.sender, memory, hello.arenaBytes);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      adopt(hello.sender, memory, hello.arenaBytes);
+    }
     greet(connection, hello.sender);
   } catch (const std::exception& error) {
     log(LogLevel::Warn, "a peer could not be connected: ", error.what());
   }
 }
 
+/// Maps a peer's memory, unless it is mapped already. Call it under the lock.
 std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, const Descriptor& memory,
                                                  std::uint64_t bytes) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (auto known = peers_.find(nonce); known != peers_.end()) return known->second;
-  }
+  if (auto known = peers_.find(nonce); known != peers_.end()) return known->second;
   void* mapped = mapShared(memory.get(), bytes);
   if (mapped == MAP_FAILED) {
     throw Error(ErrorKind::Network, "fastcoll: cannot map the shared memory of a peer (",
@@ -264,37 +258,27 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, const De
   if (peer->header().magic != kArenaMagic || peer->header().nonce != nonce) {
     throw Error(ErrorKind::Network, "fastcoll: the memory that a peer sent is not that peer's");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  return peers_.emplace(nonce, std::move(peer)).first->second;
+  return peers_[nonce] = std::move(peer);
 }
 
 std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address) {
-  std::shared_ptr<Descriptor> asked;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
-    if (auto it = unanswered_.find(address.nonce); it != unanswered_.end()) asked = it->second;
+  const std::lock_guard<std::mutex> lock(mutex_);  // no call below waits
+  if (auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
+  auto asked = unanswered_.find(address.nonce);
+  if (asked == unanswered_.end()) {
+    Descriptor connection = connectTo(address.socketName);
+    if (connection.get() < 0 || !greet(connection.get(), address.nonce)) return nullptr;
+    asked = unanswered_.emplace(address.nonce, std::move(connection)).first;
   }
-  if (asked == nullptr) {
-    asked = std::make_shared<Descriptor>(connectTo(address.socketName));
-    if (asked->get() < 0 || !greet(asked->get(), address.nonce)) return nullptr;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    unanswered_[address.nonce] = asked;
-  }
-  pollfd waiting{asked->get(), POLLIN, 0};
+  pollfd waiting{asked->second.get(), POLLIN, 0};
   if (::poll(&waiting, 1, 0) <= 0) return nullptr;
-  {
-    // If two threads find the answer here, one takes it.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = unanswered_.find(address.nonce);
-    if (it == unanswered_.end() || it->second != asked) return nullptr;
-    unanswered_.erase(it);
-  }
+  const Descriptor connection = std::move(asked->second);
+  unanswered_.erase(asked);
   // The peer closed without an answer: the name is stale, or the peer is exiting.
-  if (char byte = 0; ::recv(asked->get(), &byte, 1, MSG_PEEK) == 0) return nullptr;
+  if (char byte = 0; ::recv(connection.get(), &byte, 1, MSG_PEEK) == 0) return nullptr;
   Hello reply;
   Descriptor memory;
-  const std::string problem = receiveHello(asked->get(), reply, memory);
+  const std::string problem = receiveHello(connection.get(), reply, memory);
   if (!problem.empty()) throw Error(ErrorKind::Network, "fastcoll: a peer sent " + problem);
   if (reply.sender != address.nonce || reply.receiver != address_.nonce) return nullptr;
   return adopt(address.nonce, memory, reply.arenaBytes);

@@ -63,8 +63,6 @@ class LocalProcess {
   /// The process's only instance. Its groups share it, and it ends with the last of them.
   static std::shared_ptr<LocalProcess> get();
   ~LocalProcess();
-  LocalProcess(const LocalProcess&) = delete;
-  LocalProcess& operator=(const LocalProcess&) = delete;
 
   const ProcessAddress& address() const { return address_; }
   /// Creates the arena, the socket and the keeper thread, once. Throws Error(Backend).
@@ -89,9 +87,11 @@ class LocalProcess {
   /// it. Any thread calls it, one at a time.
   void hold(std::uint64_t offset, std::function<bool()> ended);
 
-  /// Has the keeper thread call `poll` ten times a second, until it returns false. It must neither
-  /// wait nor throw. Valid after start().
-  void watch(std::function<bool()> poll);
+  /// Has the keeper thread call `poll` ten times a second, until it returns false or unwatch(). It
+  /// must neither wait nor throw. Valid after start().
+  void watch(const void* owner, std::function<bool()> poll);
+  /// Returns when the owner's poll does not run and will not run again.
+  void unwatch(const void* owner);
 
   /// Marks a clean leave in the arena; also called at exit.
   void markCleanLeave() noexcept;
@@ -99,8 +99,7 @@ class LocalProcess {
  private:
   LocalProcess();
   void startKeeper(std::size_t arenaBytes);
-  void keep();         // body of the keeper thread
-  bool pollWatches();  // true while any is left
+  void keep();  // body of the keeper thread
   void wakeKeeper() const;
   /// A connection before its hello.
   struct Caller {
@@ -124,12 +123,12 @@ class LocalProcess {
   std::atomic<bool> stopping_{false};
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
-  std::map<Nonce128, std::shared_ptr<Descriptor>> unanswered_;  // connections without an answer yet
+  std::map<Nonce128, Descriptor> unanswered_;  // connections without an answer yet
   std::map<std::uint64_t, std::function<bool()>> held_;
-  // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
-  // thread that holds mutex_ must not wait for a peer's keeper.
+  // Guards watches_, and is held while they run. The keeper takes mutex_ in answer(), so a thread
+  // that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;
-  std::vector<std::function<bool()>> watches_;
+  std::map<const void*, std::function<bool()>> watches_;
 };
 
 }  // namespace fastcoll

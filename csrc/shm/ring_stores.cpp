@@ -13,6 +13,7 @@ double StoresChooser::Costs::median() const {
 }
 
 void StoresChooser::wrote(std::size_t bytes, double nanoseconds, bool streaming) {
+  if (bytes < kLeastBytes) return;
   const bool counts = timed();
   at_ += bytes;
   if (counts) {
@@ -42,16 +43,6 @@ void StoresChooser::decide() {
 void StoresChooser::beginTry() {
   at_ = 0;
   tries_ = kTries;
-}
-
-bool RingStores::streaming(std::size_t bytes) const {
-  if (choice_ != StoresChoice::Auto) return choice_ == StoresChoice::Streaming;
-  return learns(bytes) && choosers_[kindOf(bytes)].streaming();
-}
-
-void RingStores::wrote(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming) {
-  if (!learns(bytes) || written < kLeastBytes) return;
-  choosers_[kindOf(bytes)].wrote(written, nanoseconds, streaming);
 }
 
 }  // namespace fastcoll

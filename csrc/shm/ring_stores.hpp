@@ -40,6 +40,8 @@ class StoresChooser {
   StoresChooser(double begins, std::size_t ringBytes)
       : begins_(begins), ringBytes_(ringBytes), at_((kCycle - kFirst) * ringBytes) {}
   static constexpr double kStays = 0.8;
+  /// Shorter segments use plain stores and are not measured.
+  static constexpr std::size_t kLeastBytes = 8 * 1024;
   /// A try of the other stores begins after kCycle passes through the ring, or at once when plain
   /// stores cost kRises times as much as at the last try. It ends when kTries segments are timed.
   /// The first pass of a try, and the one after it, are not timed, because the former stores decide
@@ -55,7 +57,8 @@ class StoresChooser {
   bool streaming() const { return now_ != (tries_ > 0); }
   /// Whether to time the next segment.
   bool timed() const { return at_ >= ringBytes_ && (tries_ > 0 || untimed_ + 1 >= kTimed); }
-  /// Counts a segment; `nanoseconds`: the time of the stores, if timed() said so.
+  /// Counts a segment, unless little was written; `nanoseconds`: the time of the stores, if timed()
+  /// said so.
   void wrote(std::size_t bytes, double nanoseconds, bool streaming);
 
  private:
@@ -86,8 +89,6 @@ class StoresChooser {
 
 class RingStores {
  public:
-  /// With StoresChoice::Auto, shorter segments use plain stores and are not measured.
-  static constexpr std::size_t kLeastBytes = 8 * 1024;
   /// Shorter segments have their own chooser.
   static constexpr std::size_t kLongBytes = 64 * 1024;
   static constexpr double kShortBegins = 3.25;
@@ -96,38 +97,32 @@ class RingStores {
   explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
       : choice_(choice), choosers_{{kShortBegins, ringBytes}, {kLongBegins, ringBytes}} {}
 
-  /// Whether the next segment, of `bytes`, is to be written with streaming stores.
-  bool streaming(std::size_t bytes) const;
-  /// Whether to time the next segment, of `bytes`.
-  bool timed(std::size_t bytes) const { return learns(bytes) && choosers_[kindOf(bytes)].timed(); }
-  /// Counts a segment of `bytes`, of which `written` were written; `nanoseconds`: their time, if
-  /// timed() said so.
-  void wrote(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming);
+  /// Chooses for segments of `bytes`; nullptr: nothing is measured for these.
+  StoresChooser* chooserFor(std::size_t bytes) {
+    if (choice_ != StoresChoice::Auto || bytes < StoresChooser::kLeastBytes) return nullptr;
+    return &choosers_[bytes < kLongBytes ? 0 : 1];
+  }
 
   /// Calls write(streaming) for a segment of `bytes` and records its time. `write` must not wait;
   /// it returns the number of bytes written. Returns whether the stores were streaming.
   template <typename Write>
   bool fill(std::size_t bytes, Write write) {
-    const bool way = streaming(bytes);
-    std::chrono::duration<double, std::nano> time{0};
-    std::size_t written = 0;
-    if (timed(bytes)) {
-      const TimePoint start = Clock::now();
-      written = write(way);
-      time = Clock::now() - start;
-    } else {
-      written = write(way);
+    StoresChooser* const chooser = chooserFor(bytes);
+    if (chooser == nullptr) {
+      const bool way = choice_ == StoresChoice::Streaming;
+      write(way);
+      return way;
     }
-    wrote(bytes, written, time.count(), way);
+    const bool way = chooser->streaming();
+    std::chrono::duration<double, std::nano> time{0};
+    const TimePoint start = chooser->timed() ? Clock::now() : TimePoint::max();
+    const std::size_t written = write(way);
+    if (start != TimePoint::max()) time = Clock::now() - start;
+    chooser->wrote(written, time.count(), way);
     return way;
   }
 
  private:
-  bool learns(std::size_t bytes) const {
-    return choice_ == StoresChoice::Auto && bytes >= kLeastBytes;
-  }
-  static std::size_t kindOf(std::size_t bytes) { return bytes < kLongBytes ? 0 : 1; }
-
   StoresChoice choice_;
   StoresChooser choosers_[2];  // for short segments, and for long ones
 };

@@ -199,7 +199,8 @@ void SegmentStream::compare(int peer) {
   if (expected != signature_.count) {
     mine += concat(" (which expects ", expected, " elements from it)");
   }
-  fail(ErrorKind::Backend, mismatch(memory_.rank(), mine, memberName(peer), describe(theirs)));
+  fail(ErrorKind::Backend,
+       mismatched(memory_.rank(), mine, memberName(peer), describe(theirs)) + kSameOrder);
 }
 
 bool SegmentStream::shouldStop() {

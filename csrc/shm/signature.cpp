@@ -27,11 +27,6 @@ std::string describe(const Signature& signature) {
   return text + ")";
 }
 
-std::string mismatch(int rank, const std::string& mine, const std::string& member,
-                     const std::string& theirs) {
-  return mismatched(rank, mine, member, theirs) + kSameOrder;
-}
-
 std::string mismatched(int rank, const std::string& mine, const std::string& member,
                        const std::string& theirs) {
   return concat("Detected mismatch between collectives on ranks: rank ", rank, " runs ", mine, ", ",

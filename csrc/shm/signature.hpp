@@ -35,10 +35,7 @@ std::uint64_t hashOf(const Signature& signature, std::uint64_t count);
 std::string describe(const Signature& signature);
 
 // The causes of errors that a stream and the connections between hosts share.
-/// `mine`, `theirs`: what the rank and the member of that name run.
-std::string mismatch(int rank, const std::string& mine, const std::string& member,
-                     const std::string& theirs);
-/// The same without the remedy, kSameOrder.
+/// `mine`, `theirs`: what the rank and the member of that name run. Add the remedy, kSameOrder.
 std::string mismatched(int rank, const std::string& mine, const std::string& member,
                        const std::string& theirs);
 inline constexpr char kSameOrder[] =

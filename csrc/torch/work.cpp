@@ -4,17 +4,17 @@
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
 
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 #include "torch/error.hpp"
 #include "torch/work_registry.hpp"
 
 namespace fastcoll {
 
 bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
-  if (!isCompleted()) {
+  if (const auto engine = isCompleted() ? nullptr : this->engine()) {
     if (timeout == kNoTimeout) {
-      waitForTransfer(std::nullopt);
-    } else if (!waitForTransfer(deadlineAfter(Clock::now(), timeout))) {
+      waitForTransfer(*engine, std::nullopt);
+    } else if (!waitForTransfer(*engine, deadlineAfter(Clock::now(), timeout))) {
       throwAsTorch(Error(ErrorKind::Timeout, "fastcoll.wait [seq ", seq_, "]: Timed out after ",
                          timeout.count(), " ms waiting for ", describe(),
                          ". The operation is still running. Call wait() again."));
@@ -37,6 +37,11 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   terms_.extension.reset();
   finish(fault);
   transferEnded();
+  {
+    std::shared_ptr<CpuEngine> last;  // freed outside the lock
+    const std::lock_guard<std::mutex> lock(mutex_);
+    last.swap(engine_);
+  }
   Future outputs;
   Future result;
   {
@@ -104,11 +109,9 @@ float WorkFastcoll::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
-bool CollectiveWork::waitForTransfer(std::optional<TimePoint> until) {
-  const auto engine = this->engine();
-  if (engine == nullptr) return true;
-  if (until) return engine->waitUntil(*this, *until);
-  engine->wait(*this);
+bool CollectiveWork::waitForTransfer(CpuEngine& engine, std::optional<TimePoint> until) {
+  if (until) return engine.waitUntil(*this, *until);
+  engine.wait(*this);
   return true;
 }
 
@@ -118,11 +121,9 @@ bool PointToPointWork::isCompleted() {
   return c10d::Work::isCompleted();
 }
 
-bool PointToPointWork::waitForTransfer(std::optional<TimePoint> until) {
-  const auto engine = this->engine();
-  if (engine == nullptr) return true;
+bool PointToPointWork::waitForTransfer(CpuEngine& engine, std::optional<TimePoint> until) {
   return translated(
-      [&] { return engine->pointToPoint().wait(op_, until.value_or(TimePoint::max())); });
+      [&] { return engine.pointToPoint().wait(op_, until.value_or(TimePoint::max())); });
 }
 
 CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,

@@ -34,6 +34,9 @@ class WorkFastcoll : public c10d::Work {
   std::chrono::milliseconds getTimeout() const FASTCOLL_OVERRIDES_2_14 { return terms_.timeout; }
   float getDuration() const override;
 
+  /// The work holds the engine until its end. A work that the caller keeps must not keep the
+  /// group's memory and threads.
+  void attach(std::shared_ptr<CpuEngine> engine) { engine_ = std::move(engine); }
   /// Ends the work: wakes its waiters, then runs its futures' callbacks, on this thread unless
   /// callsBack() was false.
   void markDone(std::exception_ptr fault) noexcept;
@@ -48,8 +51,15 @@ class WorkFastcoll : public c10d::Work {
   }
 
  protected:
+  /// The engine; nullptr once the work has ended, or if it never had one.
+  std::shared_ptr<CpuEngine> engine() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return engine_;
+  }
   /// Waits for the transfer; false when `until` passed first.
-  virtual bool waitForTransfer(std::optional<TimePoint> until) = 0;
+  virtual bool waitForTransfer(CpuEngine& /*engine*/, std::optional<TimePoint> /*until*/) {
+    return true;
+  }
   /// Called when the transfer has ended, before callbacks run.
   virtual void transferEnded() noexcept {}
   virtual std::string describe() const { return c10d::opTypeToString(opType_); }
@@ -63,6 +73,7 @@ class WorkFastcoll : public c10d::Work {
   /// Completes futures, of which each may be nullptr: with the outputs, and with a WorkResult.
   void resolve(const Future& outputs, const Future& result, const std::exception_ptr& fault) const;
 
+  std::shared_ptr<CpuEngine> engine_;
   std::uint64_t seq_;
   WorkTerms terms_;
   const TimePoint started_ = terms_.timed ? Clock::now() : TimePoint{};  // if timed
@@ -74,57 +85,31 @@ class WorkFastcoll : public c10d::Work {
   Future futureResult_;
 };
 
-/// A work of the CPU engine. It releases the engine at its end, because a work that the caller
-/// keeps must not keep the group's memory and threads.
-class EngineWork : public WorkFastcoll {
+/// A collective. Its task reports its end to it.
+class CollectiveWork : public WorkFastcoll, public Completion {
  public:
   using WorkFastcoll::WorkFastcoll;
-  void attach(std::shared_ptr<CpuEngine> engine) { engine_ = std::move(engine); }
-
- protected:
-  /// The engine, or nullptr once the work has ended.
-  std::shared_ptr<CpuEngine> engine() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return engine_;
-  }
-  void transferEnded() noexcept override {
-    std::shared_ptr<CpuEngine> last;  // freed outside the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    last.swap(engine_);
-  }
-
- private:
-  std::shared_ptr<CpuEngine> engine_;
-};
-
-/// A collective. Its task reports its end to it.
-class CollectiveWork : public EngineWork, public Completion {
- public:
-  using EngineWork::EngineWork;
   void complete(std::exception_ptr ended) noexcept override { markDone(std::move(ended)); }
-  bool callsBack() override { return EngineWork::callsBack(); }
+  bool callsBack() override { return WorkFastcoll::callsBack(); }
 
  protected:
-  bool waitForTransfer(std::optional<TimePoint> until) override;
-  void transferEnded() noexcept override {
-    done.store(true, std::memory_order_release);
-    EngineWork::transferEnded();
-  }
+  bool waitForTransfer(CpuEngine& engine, std::optional<TimePoint> until) override;
+  void transferEnded() noexcept override { done.store(true, std::memory_order_release); }
 };
 
 /// A send or receive.
-class PointToPointWork : public EngineWork {
+class PointToPointWork : public WorkFastcoll {
  public:
-  using EngineWork::EngineWork;
+  using WorkFastcoll::WorkFastcoll;
   void attach(std::shared_ptr<CpuEngine> engine, PointToPointRef op) {
     op_ = std::move(op);
-    EngineWork::attach(std::move(engine));
+    WorkFastcoll::attach(std::move(engine));
   }
   int sourceRank() const override { return op_->source; }
   bool isCompleted() override;
 
  protected:
-  bool waitForTransfer(std::optional<TimePoint> until) override;
+  bool waitForTransfer(CpuEngine& engine, std::optional<TimePoint> until) override;
 
  private:
   PointToPointRef op_;
@@ -142,9 +127,6 @@ class CombinedWork : public WorkFastcoll {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /// The duration of the work that took longest.
   float getDuration() const override;
-
- protected:
-  bool waitForTransfer(std::optional<TimePoint>) override { return true; }
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;

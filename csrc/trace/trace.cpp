@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
@@ -52,23 +51,19 @@ std::string quoted(const std::string& text) {
 
 /// What is the same in all states: names of what records have as numbers.
 std::string names() {
-  std::vector<int> dtypes, ops;
-  for (int i = 0; i <= static_cast<int>(DType::Opaque); ++i) dtypes.push_back(i);
-  for (int i = 0; i <= static_cast<int>(ReduceOp::None); ++i) ops.push_back(i);
   const std::vector<const char*> calls{
 #define CALL(id, name, collective, type, title, traced, ...) traced,
 #include "base/collectives.def"
   };
-  const auto dtype = [](int i) { return static_cast<DType>(i); };
-  return concat(
-      "\"calls\":[", listOf(calls, quoted, ","), "],\"dtypes\":[",
-      listOf(
-          dtypes, [&](int i) { return quoted(dtypeName(dtype(i))); }, ","),
-      "],\"bytes\":[",
-      listOf(
-          dtypes, [&](int i) { return elementSize(dtype(i)); }, ","),
-      "],\"ops\":[",
-      listOf(ops, [](int i) { return quoted(reduceOpName(static_cast<ReduceOp>(i))); }, ","), "]");
+  std::vector<DType> dtypes;
+  std::vector<ReduceOp> ops;
+  for (int i = 0; i <= int(DType::Opaque); ++i) dtypes.push_back(DType(i));
+  for (int i = 0; i <= int(ReduceOp::None); ++i) ops.push_back(ReduceOp(i));
+  const auto dtype = [](DType one) { return quoted(dtypeName(one)); };
+  const auto op = [](ReduceOp one) { return quoted(reduceOpName(one)); };
+  return concat("\"calls\":[", listOf(calls, quoted, ","), "],\"dtypes\":[",
+                listOf(dtypes, dtype, ","), "],\"bytes\":[", listOf(dtypes, elementSize, ","),
+                "],\"ops\":[", listOf(ops, op, ","), "]");
 }
 
 /// Forgets groups that ended before the oldest record was made. Call it under the lock.

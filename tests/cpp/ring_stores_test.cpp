@@ -33,6 +33,21 @@ constexpr Cost kBetween{5.2, 4.0};
 constexpr Cost kSharedShort{8.0, 2.6};  // the highest of short segments in a shared cache
 constexpr std::size_t kShort = 16 * 1024;
 
+bool streaming(RingStores& stores, std::size_t bytes) {
+  const StoresChooser* const chooser = stores.chooserFor(bytes);
+  if (chooser != nullptr) return chooser->streaming();
+  return stores.fill(bytes, [](bool) { return std::size_t{0}; });
+}
+
+bool timed(RingStores& stores, std::size_t bytes) {
+  const StoresChooser* const chooser = stores.chooserFor(bytes);
+  return chooser != nullptr && chooser->timed();
+}
+
+void wrote(RingStores& stores, std::size_t bytes, std::size_t written, double time, bool way) {
+  if (auto* const chooser = stores.chooserFor(bytes)) chooser->wrote(written, time, way);
+}
+
 /// Writes `segments` segments; returns how many of them used streaming stores. `disturbed(i)`: the
 /// thread is preempted in segment i.
 int write(
@@ -40,11 +55,11 @@ int write(
     const std::function<bool(int)>& disturbed = [](int) { return false; }) {
   int streamed = 0;
   for (int i = 0; i < segments; ++i) {
-    const bool way = stores.streaming(bytes);
+    const bool way = streaming(stores, bytes);
     streamed += way ? 1 : 0;
     double time = (way ? cost.streaming : cost.plain) * static_cast<double>(bytes) / 64;
     if (disturbed(i)) time += 4e6;
-    stores.wrote(bytes, bytes, stores.timed(bytes) ? time : 0, way);
+    wrote(stores, bytes, bytes, timed(stores, bytes) ? time : 0, way);
   }
   return streamed;
 }
@@ -111,18 +126,18 @@ void theFirstPassDoesNotCount() {
   for (const double factor : {0.1, 10.0}) {
     for (const Cost cost : {kShared, kApart}) {
       RingStores stores = begun(cost);
-      const bool chosen = stores.streaming(kSegment);
+      const bool chosen = streaming(stores, kSegment);
       bool last = chosen;
       int sinceChange = kPass;
       int others = 0;
       for (int i = 0; i < kMany; ++i) {
-        const bool way = stores.streaming(kSegment);
+        const bool way = streaming(stores, kSegment);
         sinceChange = way == last ? sinceChange + 1 : 0;
         last = way;
         others += way == chosen ? 0 : 1;
         const double line = way ? cost.streaming : cost.plain;
         const double time = line * kSegment / 64 * (sinceChange < kPass ? factor : 1);
-        stores.wrote(kSegment, kSegment, stores.timed(kSegment) ? time : 0, way);
+        wrote(stores, kSegment, kSegment, timed(stores, kSegment) ? time : 0, way);
       }
       expect(others <= 6 * kTry, "a first pass turns nothing");
     }
@@ -156,30 +171,30 @@ void whatIsCheapToWriteOnlyStaysPlain() {
 
 void readsTheClockSeldom() {
   RingStores stores = begun(kShared);
-  int timed = 0;
+  int count = 0;
   for (int i = 0; i < kCycle / 2; ++i) {
-    timed += stores.timed(kSegment) ? 1 : 0;
+    count += timed(stores, kSegment) ? 1 : 0;
     write(stores, 1, kShared);
   }
-  expect(timed > 0 && timed <= kCycle / 2 / StoresChooser::kTimed, "for one segment in kTimed");
+  expect(count > 0 && count <= kCycle / 2 / StoresChooser::kTimed, "for one segment in kTimed");
 }
 
 void smallSegmentsDoNotCount() {
-  constexpr std::size_t kSmall = RingStores::kLeastBytes - 64;
+  constexpr std::size_t kSmall = StoresChooser::kLeastBytes - 64;
   RingStores stores = begun(kShared);
   expect(write(stores, 5000, kApart, kSmall) == 0, "small segments are plain");
-  const bool next = stores.streaming(kSegment);
+  const bool next = streaming(stores, kSegment);
   RingStores same = begun(kShared);
-  expect(same.streaming(kSegment) == next, "and teach nothing");
+  expect(streaming(same, kSegment) == next, "and teach nothing");
   RingStores apart = begun(kApart);
-  expect(apart.streaming(kSegment) && !apart.streaming(kSmall), "whatever large ones are");
+  expect(streaming(apart, kSegment) && !streaming(apart, kSmall), "whatever large ones are");
   // Segments were reserved, but there was little to write.
   const auto writeLittle = [](RingStores& some, std::size_t written) {
     int streamed = 0;
     for (int i = 0; i < kMany; ++i) {
-      const bool way = some.streaming(kSegment);
+      const bool way = streaming(some, kSegment);
       streamed += way ? 1 : 0;
-      some.wrote(kSegment, written, some.timed(kSegment) ? 1e6 : 0, way);
+      wrote(some, kSegment, written, timed(some, kSegment) ? 1e6 : 0, way);
     }
     return streamed;
   };

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "base/cores.hpp"
+#include "base/worker_pool.hpp"
 #include "cpu/algorithms/algorithm.hpp"
-#include "cpu/worker_pool.hpp"
 #include "stress_harness.hpp"
 
 namespace stress {
@@ -106,7 +106,7 @@ void chunks(Rank&) {
   const CoreSet allowed = allowedCores();
   const auto caller = std::this_thread::get_id();
   REQUIRE(coresOfNode(presentNode()).any(), "no core has this node");
-  const auto helpers = std::make_shared<Helpers>(runOnWorker);
+  const auto helpers = std::make_shared<Helpers>();
   for (int round = 0; round < often(600); ++round) {
     const Helpers::Lent lent(*helpers, 1 + round % 5, round % 3 != 0);
     std::vector<std::uint8_t> times(drawBelow(random, 300000));

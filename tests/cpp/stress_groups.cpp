@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "base/cores.hpp"
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 #include "stress_harness.hpp"
 
 namespace stress {

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 #include "stress_letters.hpp"
 
 // The sanitizers replace this function themselves.

@@ -57,7 +57,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
     const int peer = here ^ round;
     if (peer >= count) continue;
     const int low = std::min(here, peer), high = std::max(here, peer);
-    Link& made = link(peer);
+    Link& made = links_[peer];
     made.connection = lost(peer, [&] {
       return network_->connect(concat(id, "/", low, "-", high), here == low, limit,
                                [this] { faults_.throwIfPublished(site_); });
@@ -77,7 +77,7 @@ Links::~Links() {
   const auto each = [this](auto use) {
     for (const int host : others_) {
       try {
-        if (link(host).connection != nullptr) use(link(host));
+        if (links_[host].connection != nullptr) use(links_[host]);
       } catch (const std::exception&) {  // the connection is lost
       }
     }
@@ -117,7 +117,7 @@ void Links::visitArrived(Link& peer, TimePoint until, Use use) {
 /// Throws if the host's close notice has arrived. If a host leaves, the connection to it may break
 /// before its notice has arrived over the other one.
 void Links::throwIfLeft(int host) {
-  visitArrived(link(host), Clock::now() + kNotice, [&](const Head& head, std::size_t) {
+  visitArrived(links_[host], Clock::now() + kNotice, [&](const Head& head, std::size_t) {
     if (head.closeNotice != 0) throwLeft(host);
     return true;
   });
@@ -163,9 +163,9 @@ void Links::begin(const Request& request, ErrorSite site, trace::RecordId call) 
   timeout_ = request.timeout;
   site_ = std::move(site);
   if (call != 0 && !std::exchange(counts_, true)) {
-    for (const int host : others_) link(host).waits = trace::waitsFor(call, hosts_.leader(host));
+    for (const int host : others_) links_[host].waits = trace::waitsFor(call, hosts_.leader(host));
   }
-  if (!others_.empty() && link(others_[0]).connection == nullptr) {
+  if (!others_.empty() && links_[others_[0]].connection == nullptr) {
     throw Error(ErrorKind::Backend, site_,
                 "the connections to other hosts are closed, because the group failed or was "
                 "destroyed",
@@ -176,20 +176,20 @@ void Links::begin(const Request& request, ErrorSite site, trace::RecordId call) 
 /// Waits until the last frame to the host is sent, because its memory is reused.
 void Links::settle(int host) {
   try {
-    wait(host, link(host).sending);
+    wait(host, links_[host].sending);
   } catch (const ConnectionLost&) {  // the next send reports it
-    link(host).sending.reset();
+    links_[host].sending.reset();
   }
 }
 
 std::uint8_t* Links::frame(int host) {
   settle(host);
-  return link(host).out.get() + sizeof(Head);
+  return links_[host].out.get() + sizeof(Head);
 }
 
 void Links::sendFrame(int host, std::size_t bytes) {
   settle(host);
-  Link& peer = link(host);
+  Link& peer = links_[host];
   const Head head{signature_, call_, bytes, 0};
   std::memcpy(peer.out.get(), &head, sizeof head);
   peer.sending = lost(
@@ -205,21 +205,16 @@ void Links::acknowledge(int host) {
   }
 }
 
-void Links::awaitFrame(int host) {
-  compareLater(host);
-  compareNext(host);
-}
-
 void Links::compareLater(int host) {
-  if (link(host).later.has_value()) compareNext(host);
+  if (links_[host].later.has_value()) compareNext(host);
   const auto& counts = request_->expectedCount;
   const std::uint64_t expected = counts.empty() ? signature_.count : counts[hosts_.leader(host)];
-  link(host).later = Announced{signature_, expected, call_, before_};
+  links_[host].later = Announced{signature_, expected, call_, before_};
 }
 
 /// Waits for the next frame of the host, and compares it with `later`.
 void Links::compareNext(int host) {
-  Link& peer = link(host);
+  Link& peer = links_[host];
   if (peer.coming.empty()) {
     lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.lostBecause); });
   }
@@ -250,12 +245,13 @@ void Links::compare(int host, const Announced& mine, const Head& head) const {
   // If the roots differ, one of the two may have had nothing to send to the other. Then this frame
   // is of another collective than `mine`.
   throw Error(ErrorKind::Backend, site_,
-              mismatch(memory_.rank(), describe(mine.signature),
-                       memory_.memberName(hosts_.leader(host)), describe(head.signature)));
+              mismatched(memory_.rank(), describe(mine.signature),
+                         memory_.memberName(hosts_.leader(host)), describe(head.signature)),
+              kSameOrder);
 }
 
 std::size_t Links::frameBytes(int host) const {
-  return headAt(link(host)).bytes;
+  return headAt(links_[host]).bytes;
 }
 
 const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
@@ -264,7 +260,7 @@ const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
                 " bytes where ", bytes, " were expected in ", describe(signature_),
                 ". All ranks must pass tensors of the same shape.");
   }
-  return link(host).in[link(host).present].get() + sizeof(Head);
+  return links_[host].in[links_[host].present].get() + sizeof(Head);
 }
 
 void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const {
@@ -272,17 +268,17 @@ void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expecte
 }
 
 TransferRef Links::send(int host, const void* data, std::size_t bytes, StepTag step) {
-  return lost(host, [&] { return link(host).connection->send(data, bytes, tagOf(step, bytes)); });
+  return lost(host, [&] { return links_[host].connection->send(data, bytes, tagOf(step, bytes)); });
 }
 
 TransferRef Links::receive(int host, void* data, std::size_t bytes, StepTag step) {
   return lost(host,
-              [&] { return link(host).connection->receive(data, bytes, tagOf(step, bytes)); });
+              [&] { return links_[host].connection->receive(data, bytes, tagOf(step, bytes)); });
 }
 
 void Links::wait(int host, TransferRef& transfer) {
   if (transfer == nullptr) return;
-  const trace::HostWait counted(link(host).waits, hosts_.local().size());
+  const trace::HostWait counted(links_[host].waits, hosts_.local().size());
   const auto began = Clock::now();
   for (;;) {
     const auto until =
@@ -298,7 +294,7 @@ void Links::wait(int host, TransferRef& transfer) {
 /// Throws if a frame of a host that is not awaited has arrived, and is of another collective. Takes
 /// some milliseconds.
 void Links::compareArrived(int host) {
-  Link& peer = link(host);
+  Link& peer = links_[host];
   visitArrived(peer, Clock::now(), [&](const Head& head, std::size_t i) {
     if (head.closeNotice != 0 || head.call > call_) return false;
     const bool isLater = i == 0 && peer.later.has_value();

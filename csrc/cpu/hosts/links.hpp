@@ -76,7 +76,10 @@ class Links {
   /// Waits for the frames of the hosts, if data comes in. Throws unless all run this collective.
   void awaitFrames(const std::vector<int>& hosts, Flow flow) {
     if (flow == Flow::Out) return;
-    for (int host : hosts) awaitFrame(host);
+    for (int host : hosts) {
+      compareLater(host);
+      compareNext(host);
+    }
   }
   /// Data of the host's frame, which must have `bytes`. Valid until the next collective.
   const std::uint8_t* frameOf(int host, std::size_t bytes) const;
@@ -139,7 +142,6 @@ class Links {
 
   void sendFrame(int host, std::size_t bytes);
   void acknowledge(int host);
-  void awaitFrame(int host);
   void compareLater(int host);
   void compareNext(int host);
   void compare(int host, const Announced& mine, const Head& head) const;
@@ -151,8 +153,6 @@ class Links {
   Head headAt(const Link& link, std::size_t ahead = 0) const;
   void compareArrived(int host);
   [[noreturn]] void late(int host) const;
-  Link& link(int host) { return links_[host]; }
-  const Link& link(int host) const { return links_[host]; }
   template <typename Call>
   auto lost(int host, Call call);
 

@@ -25,22 +25,18 @@ void LongMessages::begin() {
   if (pending_.empty()) return;
   for (Pending& one : pending_) {
     if (one.transfer != nullptr) continue;
-    if (lost(one.rank, [&] { return multiHost_.connections->borrow(one.rank); })) beginOne(one);
+    if (!lost(one.rank, [&] { return multiHost_.connections->borrow(one.rank); })) continue;
+    const std::size_t bytes = one.message->bytes();
+    std::uint8_t* memory = one.message->contiguous(0, bytes);
+    if (memory == nullptr) {
+      multiHost_.copies.emplace_back(new std::uint8_t[bytes]);
+      one.copy = memory = multiHost_.copies.back().get();
+      if (one.sends) one.message->read(0, bytes, memory);
+    }
+    one.transfer = lost(one.rank, [&] {
+      return multiHost_.connections->transfer(one.rank, one.sends, memory, bytes);
+    });
   }
-}
-
-void LongMessages::beginOne(Pending& one) {
-  const std::size_t bytes = one.message->bytes();
-  std::uint8_t* memory = one.message->contiguous(0, bytes);
-  if (memory == nullptr) {
-    multiHost_.copies.emplace_back(new std::uint8_t[bytes]);
-    one.copy = memory = multiHost_.copies.back().get();
-    if (one.sends) one.message->read(0, bytes, memory);
-  }
-  one.transfer = lost(one.rank, [&] {
-    return one.sends ? multiHost_.connections->sendTo(one.rank, memory, bytes)
-                     : multiHost_.connections->receiveFrom(one.rank, memory, bytes);
-  });
 }
 
 void LongMessages::finish() {
@@ -54,20 +50,16 @@ void LongMessages::finish() {
     multiHost_.connections->awaitConnection(Clock::now() + kWaitSlice);
     checkTime(*one);
   }
-  for (Pending& one : pending_) wait(one);
+  for (Pending& one : pending_) {
+    const auto ended = [&] { return one.transfer->wait(Clock::now() + kWaitSlice); };
+    while (!lost(one.rank, ended)) checkTime(one);
+    one.transfer.reset();
+    if (one.copy != nullptr && !one.sends) {
+      one.message->write(0, one.message->bytes(), one.copy);
+    }
+  }
   multiHost_.copies.clear();
   if (!pending_.empty()) multiHost_.connections->giveBack();
-}
-
-void LongMessages::wait(Pending& one) {
-  const auto ended = [&] { return one.transfer->wait(Clock::now() + kWaitSlice); };
-  while (!lost(one.rank, ended)) {
-    checkTime(one);
-  }
-  one.transfer.reset();
-  if (one.copy != nullptr && !one.sends) {
-    one.message->write(0, one.message->bytes(), one.copy);
-  }
 }
 
 /// Call between waits. Throws if the group has failed. Throws a time-out when the deadline has

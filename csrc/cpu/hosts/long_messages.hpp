@@ -50,8 +50,6 @@ class LongMessages {
     TransferRef transfer;
   };
 
-  void beginOne(Pending& one);
-  void wait(Pending& one);
   void checkTime(const Pending& one);
   template <typename Call>
   auto lost(int rank, Call call) const;

@@ -32,15 +32,11 @@ void PointToPoint::awaitConnection(TimePoint until) {
                       [&] { return memory_.aborted() || std::ranges::any_of(peers_, came); });
 }
 
-TransferRef PointToPoint::sendTo(int rank, const void* data, std::size_t bytes) {
+TransferRef PointToPoint::transfer(int rank, bool sends, void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[rank].remote.channel->connection().send(data, bytes, RemoteChannel::longTag(bytes));
-}
-
-TransferRef PointToPoint::receiveFrom(int rank, void* data, std::size_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[rank].remote.channel->connection().receive(data, bytes,
-                                                           RemoteChannel::longTag(bytes));
+  Connection& connection = peers_[rank].remote.channel->connection();
+  const int tag = RemoteChannel::longTag(bytes);
+  return sends ? connection.send(data, bytes, tag) : connection.receive(data, bytes, tag);
 }
 
 void PointToPoint::giveBack() noexcept {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/worker_pool.hpp"
 #include "cpu/point_to_point/point_to_point.hpp"
-#include "cpu/worker_pool.hpp"
 
 namespace fastcoll {
 namespace {

@@ -100,7 +100,6 @@ class PairWriter : PairEnd {
     free_ = position_ + bytes;
   }
 
-  std::size_t ringBytes() const { return ring_.bytes; }
   /// Whether the receiver has taken all records.
   bool taken() const { return channel_.drained.load(std::memory_order_acquire) == position_; }
 

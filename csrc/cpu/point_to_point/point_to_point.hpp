@@ -146,9 +146,8 @@ class PointToPoint {
   bool borrow(int rank);
   /// Waits until a wanted connection is made, or until `until`.
   void awaitConnection(TimePoint until);
-  /// As in Connection, over a borrowed connection. Matched with each other only, by length.
-  TransferRef sendTo(int rank, const void* data, std::size_t bytes);
-  TransferRef receiveFrom(int rank, void* data, std::size_t bytes);
+  /// Sends or receives over a borrowed connection. Matched with each other only, by length.
+  TransferRef transfer(int rank, bool sends, void* data, std::size_t bytes);
   /// Gives all connections back. If the group has failed, no thread uses a transfer's memory
   /// afterwards.
   void giveBack() noexcept;
@@ -181,8 +180,6 @@ class PointToPoint {
     ~Lock() {
       if (inner.owns_lock()) unlock();
     }
-    Lock(const Lock&) = delete;
-    Lock& operator=(const Lock&) = delete;
     void lock() { inner.lock(); }
     void unlock();
     /// Waits for the signal until `until`, or does what is left to do.
@@ -265,8 +262,7 @@ class PointToPoint {
   void takeMessage(int rank, const RecordHead& head, const RecordBytes& payload);
   void takePiece(int rank, const RecordHead& head, const RecordBytes& payload);
   void keep(Unexpected& message, const RecordBytes& payload, std::size_t length);
-  void accept(PointToPointOp& op, const Unexpected& message) const;
-  void expect(const PointToPointRef& op, const Unexpected& message);
+  void receive(const PointToPointRef& op, const Unexpected& message, const RecordBytes& payload);
   void store(PointToPointOp& op, const RecordBytes& payload);
   bool pull(Peer& peer);
   bool roomToAnswer(const Peer& peer) const;

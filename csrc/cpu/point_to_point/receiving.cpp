@@ -105,9 +105,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
     if (length > 0) keep(waiting.back(), payload, length);
     return;
   }
-  accept(*op, message);
-  store(*op, payload);
-  expect(op, message);
+  receive(op, message, payload);
 }
 
 void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload) {
@@ -166,9 +164,7 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op) {
   waiting.erase(match);
   hold(-static_cast<std::ptrdiff_t>(message.held));
   try {
-    accept(*op, message);
-    store(*op, {{{message.payload.get(), message.held}}});
-    expect(op, message);
+    receive(op, message, {{{message.payload.get(), message.held}}});
   } catch (const ConnectionLost& error) {
     noteLost(op->source, error.what());
   } catch (const Error& error) {
@@ -208,23 +204,23 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
   }
 }
 
-/// Matches the message to the receive; throws unless their dtypes and sizes agree.
-void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
-  op.source = message.source;
-  op.number_ = message.number;
-  op.unasked_ = message.head.bytes;
-  trace::start(op.trace);
+/// Matches the message to the receive, which takes what has arrived of it. Ends the receive, or
+/// arranges for the rest. Throws unless their dtypes and sizes agree.
+void PointToPoint::receive(const PointToPointRef& op, const Unexpected& message,
+                           const RecordBytes& payload) {
+  op->source = message.source;
+  op->number_ = message.number;
+  op->unasked_ = message.head.bytes;
+  trace::start(op->trace);
   const DType dtype = message.head.dtype;
-  if (message.head.bytes == op.message.bytes() && dtype == op.dtype) return;
-  throw Error(ErrorKind::Backend, "Detected mismatch: rank ", memory_.rank(), " runs ",
-              describe(op), ", ", memory_.memberName(message.source), " sends ", dtypeName(dtype),
-              "[", message.head.bytes / elementSize(dtype), "] with tag ", message.head.tag,
-              ". Give both ends the same dtype and number of elements.");
-}
-
-/// The receive has all that has arrived of its message. Ends the receive, or arranges for the rest.
-void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message) {
   const auto total = op->message.bytes();
+  if (message.head.bytes != total || dtype != op->dtype) {
+    throw Error(ErrorKind::Backend, "Detected mismatch: rank ", memory_.rank(), " runs ",
+                describe(*op), ", ", memory_.memberName(message.source), " sends ",
+                dtypeName(dtype), "[", message.head.bytes / elementSize(dtype), "] with tag ",
+                message.head.tag, ". Give both ends the same dtype and number of elements.");
+  }
+  store(*op, payload);
   if (op->moved_ == total) {
     finish(op);
     return;

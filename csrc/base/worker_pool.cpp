@@ -1,8 +1,7 @@
-#include "cpu/worker_pool.hpp"
+#include "base/worker_pool.hpp"
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -22,7 +21,6 @@ struct Pool {
   std::size_t idle = 0;
   std::size_t threads = 0;
   std::size_t dismissed = 0;  // threads that end as soon as they are idle
-  bool draining = false;
 };
 
 thread_local bool onWorker = false;
@@ -33,16 +31,10 @@ void work(Pool& p) {
   std::unique_lock<std::mutex> lock(p.mutex);
   for (;;) {
     ++p.idle;
-    const bool job = p.wake.wait_for(lock, std::chrono::seconds(2), [&p] {
-      return !p.jobs.empty() || p.draining || p.dismissed > 0;
-    });
+    p.wake.wait_for(lock, std::chrono::seconds(2),
+                    [&p] { return !p.jobs.empty() || p.dismissed > 0; });
     --p.idle;
-    if (p.jobs.empty()) {
-      if (!job || p.draining) break;
-      if (p.dismissed == 0) continue;
-      --p.dismissed;
-      break;
-    }
+    if (p.jobs.empty()) break;
     auto next = std::move(p.jobs.front());
     p.jobs.pop_front();
     lock.unlock();
@@ -51,7 +43,7 @@ void work(Pool& p) {
     lock.lock();
   }
   --p.threads;
-  p.dismissed = std::min(p.dismissed, p.threads);
+  if (p.dismissed > 0) --p.dismissed;
   p.left.notify_all();
 }
 
@@ -85,11 +77,9 @@ void dismissWorkers() noexcept {
 void drainWorkers() noexcept {
   if (onWorker) return;  // a pooled thread would wait for itself
   auto& p = perProcess<Pool>();
+  dismissWorkers();
   std::unique_lock<std::mutex> lock(p.mutex);
-  p.draining = true;
-  p.wake.notify_all();
   p.left.wait_for(lock, std::chrono::seconds(1), [&p] { return p.threads == 0; });
-  p.draining = false;
 }
 
 }  // namespace fastcoll
