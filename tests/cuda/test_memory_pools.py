@@ -15,6 +15,8 @@ from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import memory_pools
 from fastcoll.cuda.engine import CudaEngine
 
+pytestmark = on_stand_in(2)
+
 PAGE = 4096
 
 
@@ -44,7 +46,6 @@ def prepared(name: str, seconds: int = 30) -> CudaEngine:
     return engine
 
 
-@on_stand_in(2)
 def test_pools_are_registered():
     engine = prepared("pools")
     with pytest.raises(RuntimeError, match="Give init_process_group a device_id"):
@@ -74,7 +75,6 @@ def test_pools_are_registered():
     engine.close()
 
 
-@on_stand_in(2)
 def test_what_is_refused_leaves_nothing():
     engine = prepared("refused")
     stand_in.inject("fail", "register", 1, after=1)
@@ -87,7 +87,6 @@ def test_what_is_refused_leaves_nothing():
     engine.close()
 
 
-@on_stand_in(2)
 def test_what_cannot_be_taken_back_may_be_tried_again():
     engine = prepared("again")
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
@@ -101,7 +100,6 @@ def test_what_cannot_be_taken_back_may_be_tried_again():
     engine.close()
 
 
-@on_stand_in(2)
 def test_a_window_that_not_all_ranks_register():
     engine = prepared("w", seconds=1)
     if here().rank == 0:
@@ -112,7 +110,6 @@ def test_a_window_that_not_all_ranks_register():
     engine.close()
 
 
-@on_stand_in(2)
 def test_pools_while_communicators_are_made():
     """Each pool is registered with each communicator once, whichever came first."""
     engine = prepared("both")
