@@ -149,8 +149,7 @@ def test_mismatch(jobs, case, hosts):
     others, odd, one, other = (SHORT | FULL)[case]
     # Between hosts a root waits for no other rank.
     later = 2 if hosts != "000" and ("broadcast" in case or "root" in case) else 0
-    job = jobs(3, differ, others, odd, later, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(3, differ, others, odd, later, hosts=hosts)
     start = time.monotonic()
     job.tell_all()
     answers = job.hear_all()
