@@ -72,11 +72,10 @@ def test_pools_are_registered():
     assert registered("windowRegister") == [PAGE, PAGE]
     memory_pools.deregister("pools", Pool(2))
     assert stand_in.names().count("windowDeregister") == 2
-    engine.close()
 
 
 def test_what_is_refused_leaves_nothing():
-    engine = prepared("refused")
+    prepared("refused")
     stand_in.inject("fail", "register", 1, after=1)
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE))
     with pytest.raises(dist.DistBackendError, match="nccl_register"):
@@ -84,11 +83,10 @@ def test_what_is_refused_leaves_nothing():
     assert stand_in.names().count("deregister") == 1
     stand_in.clear()
     memory_pools.register("refused", pool, False)
-    engine.close()
 
 
 def test_what_cannot_be_taken_back_may_be_tried_again():
-    engine = prepared("again")
+    prepared("again")
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
     memory_pools.register("again", pool, False)
     stand_in.inject("fail", "deregister", 1)
@@ -97,7 +95,6 @@ def test_what_cannot_be_taken_back_may_be_tried_again():
     assert stand_in.names().count("deregister") == 3
     memory_pools.deregister("again", pool)
     assert stand_in.names().count("deregister") == 4
-    engine.close()
 
 
 def test_a_window_that_not_all_ranks_register():
@@ -107,7 +104,6 @@ def test_a_window_that_not_all_ranks_register():
             memory_pools.register("w", Pool(1, (0, PAGE, PAGE)), True)
         with pytest.raises(dist.DistBackendError, match="the group was aborted"):
             engine.prepare(1, -1, False)
-    engine.close()
 
 
 def test_pools_while_communicators_are_made():
@@ -125,7 +121,6 @@ def test_pools_while_communicators_are_made():
         memory_pools.register("both", pool, False)
     making.join()
     assert len(registered()) == 20 * 6
-    engine.close()
 
 
 @on_ranks(2, world="stand_in_world", around=cleared, kill=True, fresh=True)  # with its torch
