@@ -7,7 +7,7 @@ import pytest
 
 
 class on_ranks(list[pytest.MarkDecorator]):
-    """A decorator, or the ``pytestmark`` of a module whose tests all run on ranks.
+    """A decorator, or the ``pytestmark`` of a module whose tests all run on ranks; a test's own decorator comes first.
 
     Args:
         sizes: numbers of ranks. With several, the test runs with each; with none, its parameter ``size`` is the

@@ -123,15 +123,15 @@ class Ranks:
         """Return the words by which an error names a rank."""
         return f"rank {rank} (pid {self.pids[rank]}, "
 
-    def tell(self, rank: int, value: Any = None) -> None:
-        """Send a value to a rank. If the rank has ended, what it is awaited for next reports that."""
-        with contextlib.suppress(BrokenPipeError):
-            self._channels[rank].send_bytes(pickle.dumps(value))
+    def tell(self, *ranks: int, value: Any = None) -> None:
+        """Send a value to ranks. If one has ended, what it is awaited for next reports that."""
+        for rank in ranks:
+            with contextlib.suppress(BrokenPipeError):
+                self._channels[rank].send_bytes(pickle.dumps(value))
 
     def tell_all(self, value: Any = None) -> None:
         """Send the same to all ranks."""
-        for rank in self.pids:
-            self.tell(rank, value)
+        self.tell(*self.pids, value=value)
 
     def hear(self, rank: int, timeout: float | None = None) -> Any:
         """Return the next value that the rank sends, or returns at its end."""

@@ -22,6 +22,8 @@ from bench.gradients import gpt2_medium
 from bench.kernel_cases import bucketed
 from fastcoll.cuda.all_reduce import CallOptions
 
+pytestmark = on_ranks(2, world="peer_world", fresh=True)
+
 SIZES = (5, 0, 300, 4097, 1, 33)
 
 
@@ -44,7 +46,6 @@ def test_the_same_bits_on_cpu_and_device(size, device, wire, async_op):
     assert_reduced_lists(tensors, lists, "avg", 0.5, wire)
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_serves_all_tensors_of_its_kind():
     """One plan serves all tensors of a kind; those that begin elsewhere than at 16 bytes are of another.
 
@@ -66,7 +67,6 @@ def test_a_plan_serves_all_tensors_of_its_kind():
     assert reduces.plans.built == 3 and reduces.plans.placed == 3
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_a_communicators_plan_finds_its_kernels_once():
     """Until plans are forgotten, as with a new timeout, or another stream is current."""
     comm, other = fastcoll.communicator(), torch.Stream(device=peer_memory.DEVICE)
@@ -91,7 +91,6 @@ def test_a_communicators_plan_finds_its_kernels_once():
     assert reduces.plans.built == 4 and x.tolist() == [2.0**8] * 40
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_keeps_no_workspace_of_its_own():
     """A workspace that was replaced by a larger one is freed, with the plans that held it."""
     os.environ["FASTCOLL_ALGO"] = "nccl"
@@ -110,7 +109,6 @@ def test_a_plan_keeps_no_workspace_of_its_own():
     assert largest is last is not None and len(reduces.plans.values()) == 2
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_lists_that_overlap_are_refused():
     """Lists whose tensors overlap are refused, also when such a list was reduced before; the group lives on."""
     whole = torch.ones(2000, device=peer_memory.DEVICE)
@@ -122,7 +120,6 @@ def test_lists_that_overlap_are_refused():
     assert whole.cpu().eq(torch.tensor([2.0] * 1800 + [1.0] * 200)).all()
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_few_tensors_are_not_copied():
     """Few tensors go each for itself, with no copy."""
     inputs = [inputs_of(3000, torch.float32, seed) for seed in range(3)]
@@ -166,7 +163,6 @@ def test_each_bucket_of_gradients_is_one_list():
     assert launches(gpt2_medium()[::-1]) == 74
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_lists_that_go_to_nccl_are_decided_once():
     """What NCCL does as it is, tensor by tensor, is decided once for lists too, wherever they lie."""
     os.environ["FASTCOLL_ALGO"] = "nccl"
@@ -235,7 +231,6 @@ def test_what_cannot_be_is_refused_before_anything_travels():
         assert fastcoll.all_reduce_coalesced(x, group=part) is None
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_a_batch_that_nccl_refuses_launches_no_kernel():
     """One call of a batch is a kernel's, and NCCL has no type for the other."""
     device = torch.device(peer_memory.DEVICE)
@@ -253,7 +248,6 @@ def test_a_batch_that_nccl_refuses_launches_no_kernel():
     assert served.cpu().eq(4).all()
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_serves_all_sizes_of_a_class():
     """The number of elements is an argument, as long as the algorithm stays."""
     x = torch.empty(40_000, device=peer_memory.DEVICE)
@@ -269,7 +263,6 @@ def test_a_plan_serves_all_sizes_of_a_class():
 
 
 @pytest.mark.full
-@on_ranks(2, world="peer_world", fresh=True)
 def test_the_plan_that_was_not_used_longest_goes_first():
     x = torch.ones(3, device=peer_memory.DEVICE)
     for scale in range(1, 300):

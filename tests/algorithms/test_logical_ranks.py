@@ -19,6 +19,8 @@ import fastcoll
 import fastcoll.fsdp
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
+pytestmark = on_ranks(2)
+
 FULL = pytest.mark.full
 
 
@@ -65,13 +67,11 @@ def test_the_norm_is_that_of_the_average(size, count, make):
     torch.testing.assert_close(statistics.grad_norm(), reference(count)[1], rtol=1e-5, atol=0)
 
 
-@on_ranks(2)
 def test_sums_need_no_division():
     model, shards, _ = by_synchronizer(network(torch.float), None, 6, average=False)
     assert_same(train(model, shards), reference(6, average=False)[0])
 
 
-@on_ranks(2)
 def test_what_cannot_be_one_sum_is_refused():
     model = network(torch.float)
     for options, text in [
@@ -94,7 +94,6 @@ def test_what_cannot_be_one_sum_is_refused():
 
 
 @pytest.mark.parametrize("make", [by_hook, by_synchronizer, by_fsdp])
-@on_ranks(2)
 def test_a_batch_that_was_left_early_does_not_count(make):
     model, shards, _ = make(network(torch.float), None, 8)
     for stop in (1, 3):
@@ -130,7 +129,6 @@ def test_fsdp_without_synchronized_gradients_is_refused(size):
             loss_of(model, shard, 0).backward()
 
 
-@on_ranks(2)
 def test_parameters_that_fsdp_ignores_keep_their_gradients():
     model = network(torch.float)
     ignored = model[0].weight
@@ -144,7 +142,6 @@ def test_parameters_that_fsdp_ignores_keep_their_gradients():
     torch.testing.assert_close(ignored.grad, sum(own))
 
 
-@on_ranks(2)
 def test_passes_outside_of_shards_are_refused():
     model, shards, _ = by_synchronizer(network(torch.float), None, 4)
     with pytest.raises(RuntimeError, match=r"every backward pass inside `for shard in"):
@@ -155,7 +152,6 @@ def test_passes_outside_of_shards_are_refused():
         next(iter(shards))
 
 
-@on_ranks(2)
 def test_modules_of_ddp_that_do_not_reduce_every_parameter():
     model = network(torch.float)
     state = FusedAllreduceState(logical_ranks=4)

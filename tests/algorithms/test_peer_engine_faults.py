@@ -19,6 +19,8 @@ from peer_memory import DEVICE
 from suite_rules import bound, full, until
 from world import here
 
+pytestmark = on_ranks(2, world="peer_world")
+
 
 def error_of_next_call(group):
     text, _ = fault_of(lambda: dist.all_reduce(torch.ones(5, device=DEVICE), group=group))
@@ -46,7 +48,6 @@ def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     assert dist.get_rank() != 1 or "another rank met a fault: rank " in text
 
 
-@on_ranks(2, world="peer_world")
 def test_the_watchdogs_deadline_ends_a_kernel_that_waits():
     """As on a GPU: the kernel would wait for longer than the group's timeout, and is let go."""
     group, x = used_group(1.5, 700)
@@ -65,7 +66,6 @@ def test_the_watchdogs_deadline_ends_a_kernel_that_waits():
     assert time.monotonic() - start < bound(5)
 
 
-@on_ranks(2, world="peer_world")
 def test_the_memory_goes_with_the_group():
     group = dist.new_group()
     x = torch.ones(700, device=DEVICE)
@@ -90,7 +90,6 @@ def waits_end(buffers):
     return int(buffers.words[0]) == 1
 
 
-@on_ranks(2, world="peer_world")
 def test_the_memory_of_an_aborted_group_stays():
     """What a kernel may still read stays mapped."""
     group, _ = used_group(count=700)
@@ -107,7 +106,6 @@ def test_the_memory_of_an_aborted_group_stays():
     assert memory() is not None and not hasattr(memory(), "freed")
 
 
-@on_ranks(2, world="peer_world")
 def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once():
     """A kernel that waits ends with its group, and so does one that is launched later."""
     group, x = used_group(count=700)

@@ -14,6 +14,8 @@ import fastcoll
 from fastcoll.cuda.algorithms import launches
 from fastcoll.cuda.all_reduce import AllReduces
 
+pytestmark = on_ranks(2, world="peer_world", fresh=True)
+
 
 def two_streams(reduce):
     """Two calls on the caller's stream and the group's, of tensors that have nothing in common.
@@ -55,13 +57,11 @@ def sides(found):
     return {(violation.kind, violation.first.what, violation.second.what) for violation in found}
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_launches_follow():
     """The mutant `kernels_of_two_streams_do_not_follow` fails here."""
     assert not two_streams(singles) and not two_streams(lists())
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_tables_of_another_stream():
     tables = AllReduces.tables
 
@@ -75,7 +75,6 @@ def test_tables_of_another_stream():
     assert ("race", "aten::copy_", "flatten_kernel") in found, found
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_one_workspace_for_all_streams():
     os.environ["FASTCOLL_ALGO"] = "nccl"
     workspace = AllReduces._workspace
@@ -92,7 +91,6 @@ def test_one_workspace_for_all_streams():
     assert any(second == "flatten_kernel" for _, _, second in found), found
 
 
-@on_ranks(2, world="peer_world", fresh=True)
 def test_tables_of_a_layout_outlive_their_readers():
     """More lists than layouts are kept: tables of one that is dropped are freed behind the kernels that read them."""
     launches.layout_of.cache_clear()

@@ -14,7 +14,7 @@ from on_ranks import on_ranks
 from suite_rules import bound, until
 from words import await_word, say
 
-pytestmark = [since(14, "abort hooks"), beyond_gloo("it calls none")]
+pytestmark = [since(14, "abort hooks"), beyond_gloo("it calls none"), *on_ranks(2, fresh=True)]
 
 
 def used_group(seconds=60):
@@ -34,7 +34,6 @@ def receive(group):
     return dist.irecv(torch.ones(5), group_src=1, group=group)
 
 
-@on_ranks(2, fresh=True)
 def test_synchronous():
     """The caller gets its error when the hook has ended."""
     group = used_group(0.3 if dist.get_rank() == 0 else 60)
@@ -71,7 +70,6 @@ def test_of_all_ranks():
     assert seen == [rank]
 
 
-@on_ranks(2, fresh=True)
 def test_several():
     """In the order of their numbers; one that raises keeps no other from being called, and changes no error."""
     group, seen = used_group(), []
@@ -93,7 +91,6 @@ def test_several():
     assert "of the hook" not in str(caught.value)
 
 
-@on_ranks(2, fresh=True)
 def test_no_lock_is_held():
     """No lock is held: a hook, and a thread that it waits for, may ask the group for anything."""
     group, seen = used_group(), []
@@ -126,7 +123,6 @@ def test_no_lock_is_held():
         await_word("failed")
 
 
-@on_ranks(2, fresh=True)
 def test_healthy():
     """A group that ends in order calls none."""
     group, seen = used_group(), []
@@ -138,7 +134,6 @@ def test_healthy():
     assert seen == []
 
 
-@on_ranks(2, fresh=True)
 def test_not_kept():
     """A hook that holds its group does not keep it alive, be the group destroyed or aborted."""
     import fastcoll.info
@@ -158,7 +153,6 @@ def test_not_kept():
 
 @pytest.mark.parametrize("nobody_waits", [True, False])
 @pytest.mark.parametrize("call", [collective, receive])
-@on_ranks(2, fresh=True)
 def test_time_is_up(call, nobody_waits):
     """Rank 1 never calls. The hook sees a work that has not failed, although it takes a while."""
     group = used_group(0.3 if dist.get_rank() == 0 else 60)

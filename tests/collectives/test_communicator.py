@@ -19,7 +19,7 @@ from own_threads import thread_names
 import fastcoll
 import fastcoll.trace
 
-pytestmark = beyond_gloo("fastcoll's communicator")
+pytestmark = [beyond_gloo("fastcoll's communicator"), *on_ranks(2)]
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -52,7 +52,6 @@ class Array:
         return self.memory.__dlpack_device__()
 
 
-@on_ranks(2)
 def test_arrays_share_their_memory():
     comm = fastcoll.communicator()
     mine = dist.get_rank() + 1.0
@@ -111,7 +110,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-@on_ranks(2)
 def test_wrong_arguments_are_refused_before_anything_is_sent(name):
     call, kind, text = WRONG[name]
     comm = fastcoll.communicator()
@@ -125,7 +123,6 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(name):
     assert other.tolist() == [1.0 - comm.rank, 2.0]
 
 
-@on_ranks(2)
 def test_calls_mix_with_torchs():
     comm = fastcoll.communicator()
     tensors = [torch.full((n,), 1.0) for n in (1, 5000, 1, 300_000)]
@@ -155,7 +152,6 @@ CALLS = {
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 @pytest.mark.parametrize("name", CALLS)
-@on_ranks(2)
 def test_other_threads_run_while_a_call_waits(name, first):
     # A call frees the GIL when it waits. Rank 1 waits for a thread of rank 0 before it calls.
     comm = fastcoll.communicator()
@@ -173,7 +169,6 @@ def test_other_threads_run_while_a_call_waits(name, first):
         call()
 
 
-@on_ranks(2)
 def test_other_threads_run_after_a_callback_within_a_call():
     # The callback of a work may run within a call of the communicator, and calls fastcoll itself.
     comm = fastcoll.communicator()
@@ -195,7 +190,6 @@ def test_other_threads_run_after_a_callback_within_a_call():
             comm.recv(answer, 0, tag=9)
 
 
-@on_ranks(2)
 def test_the_profiler_and_the_trace_see_the_calls():
     comm = fastcoll.communicator()
     tensor = torch.ones(4)
@@ -214,7 +208,6 @@ def test_the_profiler_and_the_trace_see_the_calls():
     assert {record["profiling_name"] for record in records} == {records[0]["profiling_name"]}
 
 
-@on_ranks(2)
 def test_the_version_counter_moves_as_with_torchs_calls():
     comm = fastcoll.communicator()
     outputs = [torch.empty(4), torch.empty(4), torch.empty(4)]

@@ -17,7 +17,7 @@ from world import worlds_fixture
 import fastcoll
 from fastcoll._communicator import BLOCK, LONG, PIECE
 
-pytestmark = beyond_gloo("fastcoll's communicator")
+pytestmark = [beyond_gloo("fastcoll's communicator"), *on_ranks(2)]
 
 
 @dataclasses.dataclass
@@ -75,7 +75,6 @@ LONG_PIECES = {
 
 
 @pytest.mark.parametrize("name", LONG_PIECES)
-@on_ranks(2)
 def test_long_pieces_of_a_pickle(name):
     comm = fastcoll.communicator()
     value = LONG_PIECES[name]
@@ -85,7 +84,6 @@ def test_long_pieces_of_a_pickle(name):
         assert pickle.dumps(each) == pickle.dumps(value)
 
 
-@on_ranks(2)
 def test_what_changes_while_it_is_pickled_arrives_as_it_was():
     comm = fastcoll.communicator()
     long = bytearray(b"a" * PIECE)
@@ -123,7 +121,6 @@ def test_all_gather():
         assert items == [item(size, 5, rank=rank) for rank in range(comm.size)]
 
 
-@on_ranks(2)
 def test_arrays_that_arrive_can_be_written_and_are_the_receivers_own():
     comm = fastcoll.communicator()
     for size in (3, LONG):
@@ -136,7 +133,6 @@ def test_arrays_that_arrive_can_be_written_and_are_the_receivers_own():
     assert comm.broadcast_object(strided, 0).tolist() == np.arange(0.0, 40_000.0, 2.0).tolist()
 
 
-@on_ranks(2)
 def test_tensors():
     comm = fastcoll.communicator()
     whole = torch.arange(100_000.0).view(250, 400)
@@ -226,7 +222,6 @@ def test_what_cannot_be_unpickled_raises_where_it_arrives():
     assert comm.all_gather_object(comm.rank) == [0, 1, 2]
 
 
-@on_ranks(2)
 def test_another_default_device():
     comm = fastcoll.communicator()
     values = [of_size(BLOCK), of_size(LONG)]

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fastcoll
 from fastcoll._compile import OneCallPass
 
-pytestmark = beyond_gloo("fastcoll.compile")
+pytestmark = [beyond_gloo("fastcoll.compile"), *on_ranks(2)]
 
 
 def given(seed=0):
@@ -63,7 +63,6 @@ NAMES = [
 ]
 
 
-@on_ranks(2)
 def test_the_pass_replaces_each_collective_and_its_wait():
     graph = make_fx(every_call, tracing_mode="fake")(given()).graph
     (x,) = (node.meta["val"] for node in graph.nodes if node.op == "placeholder")
@@ -106,13 +105,11 @@ def by_operators_that_write(x):
     ],
     ids=["functional", "operators", "operators that write"],
 )
-@on_ranks(2)
 def test_each_call_is_one_in_the_code(function, names):
     assert calls(code_of(function, given())) == names
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_in_training_forward_and_backward():
     def loss(x):
         whole = funcol.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
@@ -141,7 +138,6 @@ def apart(x):
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_a_collective_beside_a_computation_stays():
     given = torch.rand(6, 6)
     assert sorted(calls(code_of(apart, given))) == [
@@ -160,7 +156,6 @@ def independent(x):
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_what_inductor_overlaps_stays():
     x = torch.rand(6, 6)
     assert calls(code_of(independent, x)) == ["fastcoll.all_reduce"]
@@ -170,7 +165,6 @@ def test_what_inductor_overlaps_stays():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_groups_of_other_backends_stay():
     group = dist.new_group(backend="gloo")
 
@@ -196,7 +190,6 @@ def in_turn(x, y):
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_collectives_stay_in_order_on_ranks_with_other_sizes():
     """Inductor orders nodes by the memory that they need, which differs here from rank to rank."""
     rank = dist.get_rank()
@@ -208,7 +201,6 @@ def test_collectives_stay_in_order_on_ranks_with_other_sizes():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_options_of_the_user_are_kept():
     seen = []
     options = {"post_grad_custom_post_pass": lambda graph: seen.append(graph)}
@@ -225,7 +217,6 @@ def test_options_of_the_user_are_kept():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_shapes_that_vary():
     compiled = fastcoll.compile(every_call, fullgraph=True, dynamic=True)
     torch.compiler.reset()
@@ -237,7 +228,6 @@ def test_shapes_that_vary():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_a_call_stays_on_a_rank_that_does_not_use_its_result():
     name, rank = dist.group.WORLD.group_name, dist.get_rank()
 
@@ -256,7 +246,6 @@ def test_a_call_stays_on_a_rank_that_does_not_use_its_result():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_a_rank_that_is_not_compiled_calls_in_the_same_order():
     name = dist.group.WORLD.group_name
 
@@ -275,7 +264,6 @@ def test_a_rank_that_is_not_compiled_calls_in_the_same_order():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_layers_compiled_one_by_one_share_their_code():
     layers = [torch.nn.Linear(4, 4) for _ in range(12)]
     torch.compiler.reset()
@@ -293,7 +281,6 @@ def test_layers_compiled_one_by_one_share_their_code():
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_a_graph_has_no_gradient_of_an_operator():
     def loss(x):
         return torch.ops.fastcoll.all_reduce(x.sin(), "sum", dist.group.WORLD.group_name).sum()

@@ -9,7 +9,7 @@ from oracle import assert_same, reduced, sample
 
 import fastcoll
 
-pytestmark = beyond_gloo("no other backend has it")
+pytestmark = [beyond_gloo("no other backend has it"), *on_ranks(2)]
 
 LISTS = [[3], [1000], [5, 0, 7, 100_000], [1_000_003], [33] * 30 + [70_001] * 7]
 
@@ -70,7 +70,6 @@ def test_messages_in_shared_memory():
 
 
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])
-@on_ranks(2)
 def test_tensors_with_gaps(wire):
     whole = torch.arange(40_000, dtype=torch.float32).view(200, 200) % 100
     part = whole[:, ::2]
@@ -83,7 +82,6 @@ def test_tensors_with_gaps(wire):
 
 @pytest.mark.parametrize("wire", [None, torch.float16])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@on_ranks(2)
 def test_what_is_not_finite_shows_in_the_squares(value, wire):
     """One element on one rank is enough, wherever it lies."""
     for place in (0, 4999, 299_999):
@@ -96,7 +94,6 @@ def test_what_is_not_finite_shows_in_the_squares(value, wire):
         assert not squares.isfinite().item()
 
 
-@on_ranks(2)
 def test_an_overflow_of_the_wire_shows_in_the_squares():
     tensor = torch.full((1000,), 70_000.0)
     squares = torch.zeros(1, dtype=torch.float64)
@@ -124,7 +121,6 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", list(BAD))
-@on_ranks(2)
 def test_bad_arguments(text):
     error, tensors, options = BAD[text]
     with pytest.raises(error, match=text) as caught:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastcoll
 
-pytestmark = beyond_gloo("torch.ops.fastcoll")
+pytestmark = [beyond_gloo("torch.ops.fastcoll"), *on_ranks(2)]
 
 operators = torch.ops.fastcoll
 
@@ -27,7 +27,6 @@ def rows(rank: int, count: int) -> torch.Tensor:
     return sample(rank, (count, 2), torch.float64).round(decimals=0)
 
 
-@on_ranks(2)
 def test_a_tensor_that_requires_a_gradient_is_refused():
     weight = torch.ones(4, 2, requires_grad=True)
     calls = [
@@ -54,13 +53,11 @@ def test_a_tensor_that_requires_a_gradient_is_refused():
     assert weight[0, 0] == 2
 
 
-@on_ranks(2)
 def test_a_scalar_is_gathered_to_a_row():
     assert operators.all_gather(torch.tensor(dist.get_rank()), 2, name()).tolist() == [0, 1]
 
 
 @pytest.mark.full
-@on_ranks(2)
 def test_torch_finds_no_fault_in_the_operators():
     """opcheck compares schemas and fake tensors with what the kernels do."""
     x = rows(dist.get_rank(), 4)
@@ -85,7 +82,6 @@ def test_torch_finds_no_fault_in_the_operators():
         torch.library.opcheck(call.default, arguments, options)
 
 
-@on_ranks(2)
 def test_ranks_may_call_in_different_ways():
     comm = fastcoll.communicator()
     for turn in range(6):
@@ -100,7 +96,6 @@ def test_ranks_may_call_in_different_ways():
         assert x.tolist() == [3.0] * 3
 
 
-@on_ranks(2)
 def test_shapes_of_fake_tensors():
     with FakeTensorMode():
         x = torch.empty(6, 5, dtype=torch.bfloat16).t()
@@ -117,7 +112,6 @@ def test_shapes_of_fake_tensors():
             operators.reduce_scatter(x, "sum", dist.get_world_size(), name())
 
 
-@on_ranks(2)
 def test_autograd_learns_of_tensors_that_are_written():
     weight = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
     x = rows(dist.get_rank(), 4)
@@ -155,7 +149,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call", REFUSED)
-@on_ranks(2)
 def test_refusal(call):
     function, text = REFUSED[call]
     with pytest.raises(ValueError, match=text):
@@ -163,7 +156,6 @@ def test_refusal(call):
     assert operators.all_reduce(torch.ones(1), "sum", name()).item() == 2  # still in step
 
 
-@on_ranks(2)
 def test_coalescing_is_refused():
     """The call would return before its result exists."""
     with (
@@ -174,7 +166,6 @@ def test_coalescing_is_refused():
     assert operators.all_reduce(torch.ones(1), "sum", name()).item() == 2
 
 
-@on_ranks(2)
 def test_group_of_another_backend_is_refused():
     group = dist.new_group(backend="gloo")
     with pytest.raises(ValueError, match="whose tensors on cpu fastcoll serves, got group"):

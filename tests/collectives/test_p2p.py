@@ -13,6 +13,8 @@ from words import await_word, say
 
 import fastcoll
 
+pytestmark = on_ranks(2)
+
 
 @pytest.mark.parametrize(
     ("size", "count", "elements"), [(2, 300, 1), (3, 40, 1000), (4, 5, 100_000), (2, 2, 8 * 2**20)]
@@ -37,7 +39,6 @@ def test_many_both_ways(count, elements):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@on_ranks(2)
 def test_messages_of_one_tag_keep_their_order(seed):
     """Whatever is posted first: the k-th receive of a tag gets its k-th message. Sizes of all paths."""
     mine, other, draw = dist.get_rank(), 1 - dist.get_rank(), random.Random(seed)
@@ -96,7 +97,6 @@ def test_any_source_before_a_late_sender():
         assert work._source_rank() == 2 and output.item() == 5.0
 
 
-@on_ranks(2)
 def test_any_source_after_a_long_message_has_begun_to_arrive():
     """Nothing else is under way then that would read the rest of the message."""
     long, short = torch.full((2**20,), 3.0), torch.ones(1)
@@ -140,7 +140,6 @@ EDGES = [32, 64, 2048, 16384, 65536, 262144, 1 << 19, 1 << 20, 1 << 21, 3 << 21]
     ids=["heap", "shared"],
 )
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
-@on_ranks(2)
 def test_every_size_both_ways(order, shared):
     mine, other = dist.get_rank(), 1 - dist.get_rank()
     empty = fastcoll.empty_shared if shared else torch.empty
@@ -154,7 +153,6 @@ def test_every_size_both_ways(order, shared):
 
 
 @beyond_gloo("sends from a thread")
-@on_ranks(2)
 def test_what_a_send_needs_not_ask_for_is_sent_at_once():
     """The sender may compute for long before it waits."""
     mine, other = dist.get_rank(), 1 - dist.get_rank()
@@ -201,7 +199,6 @@ def test_back_and_forth_and_in_one_direction():
 
 
 @beyond_gloo("has no shared memory")
-@on_ranks(2)
 def test_pieces_of_shared_memory():
     """Parts of a tensor in shared memory, one of them with gaps, and a reused buffer."""
     mine, other, shape = dist.get_rank(), 1 - dist.get_rank(), (600, 500)
@@ -222,7 +219,6 @@ def test_pieces_of_shared_memory():
 @beyond_gloo("needs a wait")
 @pytest.mark.parametrize("shared", [False, True], ids=["heap", "shared"])
 @pytest.mark.parametrize("count", [10, 10**6])
-@on_ranks(2)
 def test_ends_unattended(count, shared):
     """A message completes without a wait."""
     tensor = (fastcoll.empty_shared if shared else torch.empty)(count, dtype=torch.float)

@@ -14,7 +14,7 @@ from suite_rules import bound
 
 import fastcoll
 
-pytestmark = beyond_gloo("fastcoll's communicator")
+pytestmark = [beyond_gloo("fastcoll's communicator"), *on_ranks(2)]
 
 
 @on_ranks(2, 3)
@@ -30,7 +30,6 @@ def test_a_plan_reads_and_writes_what_is_there_when_it_runs():
         assert whole[:, 1].tolist() == [float(turn)] * 4
 
 
-@on_ranks(2)
 def test_a_plan_keeps_its_tensors_alive():
     comm = fastcoll.communicator()
     tensor = torch.full((100_000,), 1.0)
@@ -59,7 +58,6 @@ PLANS = {"all_reduce": lambda comm, tensor: comm.all_reduce_plan(tensor), "messa
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("how", MOVES)
-@on_ranks(2)
 def test_a_plan_refuses_a_tensor_that_left_its_memory(how, plan):
     comm = fastcoll.communicator()
     tensor = torch.ones(8)
@@ -72,7 +70,6 @@ def test_a_plan_refuses_a_tensor_that_left_its_memory(how, plan):
     comm.barrier()
 
 
-@on_ranks(2)
 def test_plans_of_messages_meet_other_messages_in_order():
     comm = fastcoll.communicator()
     peer = 1 - comm.rank
@@ -91,7 +88,6 @@ def test_plans_of_messages_meet_other_messages_in_order():
 
 
 @pytest.mark.parametrize("elements", [1, 5000, 300_000])
-@on_ranks(2)
 def test_a_plan_sends_ahead_of_its_receives(elements):
     comm = fastcoll.communicator()
     tensor = torch.zeros(elements)
@@ -105,7 +101,6 @@ def test_a_plan_sends_ahead_of_its_receives(elements):
         assert tensor[0] == tensor[-1] == float(turn)
 
 
-@on_ranks(2)
 def test_a_plan_of_all_to_all_in_one_buffer():
     comm = fastcoll.communicator()
     whole = torch.zeros(8)
@@ -116,7 +111,6 @@ def test_a_plan_of_all_to_all_in_one_buffer():
         assert whole[4:].tolist() == [10.0 * turn] * 2 + [10.0 * turn + 1] * 2
 
 
-@on_ranks(2)
 def test_a_plan_is_for_one_thread_at_a_time():
     comm = fastcoll.communicator()
     tensor = torch.ones(3)

@@ -14,6 +14,7 @@ from world import here
 pytestmark = [
     since(14, "timeout of a work"),
     beyond_gloo("its works have none, and it takes no extension"),
+    *on_ranks(2, fresh=True),
 ]
 
 GROUP = timedelta(seconds=40)
@@ -25,7 +26,6 @@ def made(group):
     return work, work.timeout
 
 
-@on_ranks(2, fresh=True)
 def test_of_works():
     """A work has the timeout of its group, or of its call; a later change is of later works."""
     group = dist.new_group([0, 1], timeout=GROUP)
@@ -46,7 +46,6 @@ def test_of_works():
     assert seconds == [40, 11, 40, 40, 50], seconds
 
 
-@on_ranks(2, fresh=True)
 def test_extension_ends_with_the_first_work():
     """It holds for all works until the first of them has ended."""
     group = dist.new_group([0, 1], timeout=GROUP)
@@ -68,7 +67,6 @@ def test_extension_ends_with_the_first_work():
     dist.barrier(group=group)
 
 
-@on_ranks(2, fresh=True)
 def test_extension_of_synchronous_calls():
     """A call that makes no work is extended, and ends an extension; one that is refused does not."""
     group = dist.new_group([0, 1])

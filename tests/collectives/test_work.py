@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import _get_work_registry_size as get_work_regis
 from torch.multiprocessing.reductions import StorageWeakRef
 from words import await_word, say
 
+pytestmark = on_ranks(2)
+
 PATIENCE = 20.0
 
 
@@ -41,7 +43,6 @@ def flattened(value):
     return [value] if isinstance(value, torch.Tensor) else [t for v in value for t in flattened(v)]
 
 
-@on_ranks(2)
 def test_nobody_waits_after_waits():
     """A call without a waiter runs too, even if the callers before it waited."""
     tensor = torch.ones(3)
@@ -53,7 +54,6 @@ def test_nobody_waits_after_waits():
     dist.barrier()
 
 
-@on_ranks(2)
 def test_synchronous_call_registers_no_null():
     """A compiled graph may wait for a tensor whose collective has ended."""
     before, tensor = get_work_registry_size(), torch.ones(3)
@@ -64,7 +64,6 @@ def test_synchronous_call_registers_no_null():
     assert_same(tensor, torch.full((3,), 2.0))
 
 
-@on_ranks(2)
 def test_wait_for_messages_unregisters():
     before, peer = get_work_registry_size(), 1 - dist.get_rank()
     with funcol.allow_inflight_collective_as_graph_input_ctx():
@@ -89,7 +88,6 @@ def test_wait_in_other_threads():
     assert seen == [1000.0 * dist.get_world_size()] * 4
 
 
-@on_ranks(2)
 def test_dropped_inputs():
     """The backend keeps what it reads alive, until it has read it."""
     rank, outputs = dist.get_rank(), [torch.empty(50_000) for _ in range(dist.get_world_size())]
@@ -111,7 +109,6 @@ def test_dropped_inputs():
 
 
 @pytest.mark.parametrize("name", collectives(known=GLOO_ENDS))
-@on_ranks(2)
 def test_life(name):
     if dist.get_rank() == 1:
         time.sleep(0.05)
@@ -145,7 +142,6 @@ def test_future_and_result(name):
 
 
 @pytest.mark.parametrize("name", collectives(known=GLOO_ENDS)[:-1])  # a barrier has no output
-@on_ranks(2)
 def test_wait_unregisters(name):
     """Torch keeps the work for each output, so that a compiled graph can wait for it."""
     before = get_work_registry_size()
@@ -199,7 +195,6 @@ def test_handle_outlives_its_group():
     assert_same(future.wait()[0], torch.full((5,), float(2)))
 
 
-@on_ranks(2)
 def test_callbacks_that_block_on_collectives():
     """then() chains, each starting another collective without blocking."""
     group = dist.group.WORLD

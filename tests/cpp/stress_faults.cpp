@@ -48,13 +48,7 @@ void abortDuringRendezvous(Rank& me) {
     Random own(100u + static_cast<unsigned>(me.rank * 100 + round));
     const Engine engine = me.group(concat("early", round));
     std::jthread killer;
-    if (me.rank == 0) {
-      const std::size_t after = drawBelow(own, 2000);
-      killer = std::jthread([&engine, after] {
-        std::this_thread::sleep_for(std::chrono::microseconds(after));
-        engine->abort(ErrorKind::Backend, "told to stop");
-      });
-    }
+    if (me.rank == 0) killer = abortAfter(engine, drawBelow(own, 2000), "told to stop");
     // Even an early abort ends the group on all ranks. A rank that was still in the rendezvous when
     // rank 0 aborted notices it at its timeout.
     std::string text;

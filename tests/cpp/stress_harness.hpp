@@ -8,6 +8,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpu/cpu_engine.hpp"
@@ -158,6 +159,9 @@ using JobRef = std::shared_ptr<Job>;
 /// An all_reduce of `count` float32.
 Plan sum(std::size_t count);
 JobRef job(const Rank& me, const Plan& plan, int timeoutMs = 30000);
+
+/// A thread that aborts the engine after so many microseconds.
+std::jthread abortAfter(const Engine& engine, std::size_t micros, const char* why);
 
 /// Waits for a submitted job and checks its result.
 void finish(CpuEngine& engine, const Job& job);

@@ -1,6 +1,8 @@
 // Collectives whose result is known: element i of rank r's input is a small whole number computed
 // from (seed, r, i), so every dtype holds every sum exactly.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 
 #include "stress_harness.hpp"
@@ -38,12 +40,8 @@ void encode(DType dtype, double value, std::uint8_t* to) {
       return put(to, static_cast<std::int64_t>(value));
     case DType::Float16:
       return put(to, halfOf(value));
-    case DType::BFloat16: {
-      const auto single = static_cast<float>(value);
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &single, sizeof bits);
-      return put(to, static_cast<std::uint16_t>(bits >> 16));
-    }
+    case DType::BFloat16:
+      return put(to, std::bit_cast<std::array<std::uint16_t, 2>>(static_cast<float>(value))[1]);
     case DType::Float32:
       return put(to, static_cast<float>(value));
     case DType::Float64:
@@ -62,11 +60,12 @@ void encode(DType dtype, double value, std::uint8_t* to) {
 double combined(const Plan& plan, int ranks, std::size_t index) {
   double result = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const double value = valueOf(plan.seed, rank, index);
+    const double factor = plan.op == ReduceOp::PreMulSum ? 0.5 : 1;
+    const double value = factor * valueOf(plan.seed, rank, index);
     const auto a = static_cast<unsigned>(result);
     const auto b = static_cast<unsigned>(value);
     if (rank == 0) {
-      result = plan.op == ReduceOp::PreMulSum ? value * 0.5 : value;
+      result = value;
       continue;
     }
     switch (plan.op) {
@@ -87,9 +86,6 @@ double combined(const Plan& plan, int ranks, std::size_t index) {
         break;
       case ReduceOp::BitXor:
         result = a ^ b;
-        break;
-      case ReduceOp::PreMulSum:
-        result += value * 0.5;
         break;
       default:
         result += value;
@@ -373,6 +369,13 @@ Plan sum(std::size_t count) {
 
 JobRef job(const Rank& me, const Plan& plan, int timeoutMs) {
   return std::make_shared<Job>(plan, me.rank, me.size, Milliseconds(timeoutMs));
+}
+
+std::jthread abortAfter(const Engine& engine, std::size_t micros, const char* why) {
+  return std::jthread([engine, micros, why] {
+    std::this_thread::sleep_for(std::chrono::microseconds(micros));
+    engine->abort(ErrorKind::Backend, why);
+  });
 }
 
 void finish(CpuEngine& engine, const Job& job) {

@@ -53,10 +53,8 @@ std::vector<TransferRef> post(Rank& me, PointToPoint& p2p, const std::vector<Let
   std::vector<TransferRef> transfers;
   while (!lanes.empty()) {
     auto lane = std::next(lanes.begin(), static_cast<std::ptrdiff_t>(drawBelow(own, lanes.size())));
-    transfers.push_back(std::make_shared<Transfer>(lane->second.front(), std::get<0>(lane->first),
-                                                   Milliseconds(60000),
-                                                   chance(own, 2) ? arena : nullptr));
-    p2p.submit(transfers.back());
+    transfers.push_back(begin(p2p, lane->second.front(), std::get<0>(lane->first),
+                              chance(own, 2) ? arena : nullptr));
     if (chance(own, 20)) loiter(own, 200);
     lane->second.erase(lane->second.begin());
     if (lane->second.empty()) lanes.erase(lane);

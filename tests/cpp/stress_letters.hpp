@@ -87,6 +87,14 @@ class Transfer : public PointToPointOp {
 };
 using TransferRef = std::shared_ptr<Transfer>;
 
+/// Begins to send a letter, or to receive it.
+inline TransferRef begin(PointToPoint& p2p, const Letter& letter, bool sends,
+                         std::shared_ptr<Arena> arena = nullptr) {
+  auto transfer = std::make_shared<Transfer>(letter, sends, Milliseconds(60000), std::move(arena));
+  p2p.submit(transfer);
+  return transfer;
+}
+
 /// Letters between random ranks, with sizes at the edges of each path of a message.
 std::vector<Letter> drawLetters(Random& random, int ranks, int count);
 

@@ -60,9 +60,7 @@ void edges(Rank& me, const GroupOptions& options) {
         const Letter big{from, 1 - from, 0, bytes, seed + static_cast<std::uint64_t>(from) * 8};
         const Letter small{from, 1 - from, 1, odd, seed};
         for (const Letter& letter : {big, small}) {
-          transfers.push_back(
-              std::make_shared<Transfer>(letter, sends, Milliseconds(60000), place));
-          p2p.submit(transfers.back());
+          transfers.push_back(begin(p2p, letter, sends, place));
         }
       }
       collect(p2p, transfers, own);
@@ -100,10 +98,8 @@ void unattended(Rank& me, const GroupOptions& options) {
   auto& p2p = pointToPoint(*engine);
   for (const bool inArena : {false, true}) {
     for (int i = 0; i < 4; ++i) {
-      const auto arena = inArena ? arenaOf(*engine) : nullptr;
-      const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, 3000000, 5}, me.rank == 0,
-                                                       Milliseconds(60000), arena);
-      p2p.submit(transfer);
+      const auto transfer =
+          begin(p2p, {0, 1, 0, 3000000, 5}, me.rank == 0, inArena ? arenaOf(*engine) : nullptr);
       const auto end = Clock::now() + Milliseconds(10000);
       while (!transfer->done.load()) {
         REQUIRE(Clock::now() < end, "nobody made progress");
@@ -146,10 +142,8 @@ void manyWaiters(Rank& me, const GroupOptions& options) {
         const int before = (me.rank + me.size - 1) % me.size;
         const std::size_t bytes = i % 5 == 0 ? 70000 : 100;
         const std::uint64_t seed = static_cast<std::uint64_t>(i) * 64;
-        auto out = std::make_shared<Transfer>(Letter{me.rank, next, t, bytes, seed}, true);
-        auto in = std::make_shared<Transfer>(Letter{before, me.rank, t, bytes, seed}, false);
-        p2p.submit(out);
-        p2p.submit(in);
+        const auto out = begin(p2p, {me.rank, next, t, bytes, seed}, true);
+        const auto in = begin(p2p, {before, me.rank, t, bytes, seed}, false);
         p2p.wait(in, TimePoint::max());
         p2p.wait(out, TimePoint::max());
         in->check();
@@ -175,9 +169,8 @@ void remoteEdges(Rank& me, const GroupOptions& options) {
         for (const bool sends : {me.rank == 0, me.rank != 0}) {
           const int from = sends ? me.rank : 1 - me.rank;
           const auto seed = static_cast<std::uint64_t>(bytes) * 64 + static_cast<unsigned>(i);
-          transfers.push_back(std::make_shared<Transfer>(
-              Letter{from, 1 - from, (bytes % 2 == 0 ? i : 2 - i), bytes, seed}, sends));
-          p2p.submit(transfers.back());
+          const int tag = bytes % 2 == 0 ? i : 2 - i;
+          transfers.push_back(begin(p2p, {from, 1 - from, tag, bytes, seed}, sends));
           if (i == 1) loiter(own, 300);
         }
       }

@@ -41,14 +41,11 @@ void senderLeaves(Rank& me, const GroupOptions& options) {
     }
     auto& p2p = pointToPoint(*engine);
     // Both must have met, otherwise the receiver may never find the sender.
-    auto hello = std::make_shared<Transfer>(Letter{1, 0, 7, 8, 3}, me.rank == 1);
-    auto back = std::make_shared<Transfer>(Letter{0, 1, 7, 8, 3}, me.rank == 0);
-    p2p.submit(hello);
-    p2p.submit(back);
+    const auto hello = begin(p2p, {1, 0, 7, 8, 3}, me.rank == 1);
+    const auto back = begin(p2p, {0, 1, 7, 8, 3}, me.rank == 0);
     REQUIRE(p2p.wait(hello, TimePoint::max()) && p2p.wait(back, TimePoint::max()));
     if (me.rank == 1) loiter(own, 3000);
-    auto transfers = post(me, p2p, letters, own);
-    for (const auto& transfer : transfers) {
+    for (const auto& transfer : post(me, p2p, letters, own)) {
       p2p.wait(transfer, TimePoint::max());
       transfer->check();
     }
@@ -70,12 +67,7 @@ void abortStorm(Rank& me, const GroupOptions& options) {
     runChecked(me, *engine, Plan{});
     me.sync();
     std::jthread killer;
-    if (me.rank == culprit) {
-      killer = std::jthread([&engine, after] {
-        std::this_thread::sleep_for(std::chrono::microseconds(after));
-        engine->abort(ErrorKind::Backend, "the storm");
-      });
-    }
+    if (me.rank == culprit) killer = abortAfter(engine, after, "the storm");
     for (const auto& transfer : post(me, p2p, letters, own, arenaOf(*engine))) {
       REQUIRE(p2p.wait(transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
       if (!transfer->fault()) transfer->verify();
@@ -121,9 +113,7 @@ void senderDies(Rank& me) {
   for (std::uint64_t i = 0;; ++i) {
     REQUIRE(Clock::now() < end, "the group outlived its rank");
     const Letter letter{0, 1, 0, i % 3 == 0 ? 100000u : 5000000u, i * 64};
-    const auto transfer = std::make_shared<Transfer>(letter, me.rank == 0, Milliseconds(60000),
-                                                     i % 2 == 0 ? arena : nullptr);
-    p2p.submit(transfer);
+    const auto transfer = begin(p2p, letter, me.rank == 0, i % 2 == 0 ? arena : nullptr);
     p2p.wait(transfer, TimePoint::max());
     if (!transfer->fault()) {
       transfer->verify();
@@ -147,8 +137,7 @@ void noThread(Rank& me) {
   drainWorkers();
   me.sync();
   refusesThreads = true;
-  const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, 500000, 9}, me.rank == 0);
-  p2p.submit(transfer);
+  const auto transfer = begin(p2p, {0, 1, 0, 500000, 9}, me.rank == 0);
   const bool ended = p2p.wait(transfer, Clock::now() + Milliseconds(300));
   me.sync();
   refusesThreads = false;

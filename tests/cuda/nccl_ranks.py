@@ -71,12 +71,19 @@ def prepare() -> None:
     device_ranks.stand_in()
 
 
+_engines: list[CudaEngine] = []
+"""Those of the running test."""
+
+
 def cleared(test: Callable[..., None], *arguments: object) -> None:
-    """Calls a test with no faults before and after it."""
+    """Calls a test with no faults before and after it, and closes its engines."""
     stand_in.clear()
     try:
         test(*arguments)
+        for engine in _engines:
+            engine.close()
     finally:
+        _engines.clear()
         stand_in.clear()
 
 
@@ -101,8 +108,9 @@ def create(
 
 def engine_of(name: str, timeout: float = 30, **options: Any) -> CudaEngine:
     """Makes the engine of all ranks of this call; it has no communicator yet."""
-    limit = timedelta(seconds=timeout)
-    return CudaEngine(store(name), name, here().rank, here().size, limit, "cpu", **options)
+    place, limit = (here().rank, here().size), timedelta(seconds=timeout)
+    _engines.append(CudaEngine(store(name), name, *place, limit, "cpu", **options))
+    return _engines[-1]
 
 
 @contextlib.contextmanager

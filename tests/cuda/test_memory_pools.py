@@ -15,6 +15,8 @@ from fastcoll._load_cuda import CUDA
 from fastcoll.cuda import memory_pools
 from fastcoll.cuda.engine import CudaEngine
 
+pytestmark = on_stand_in(2)
+
 PAGE = 4096
 
 
@@ -44,7 +46,6 @@ def prepared(name: str, seconds: int = 30) -> CudaEngine:
     return engine
 
 
-@on_stand_in(2)
 def test_pools_are_registered():
     engine = prepared("pools")
     with pytest.raises(RuntimeError, match="Give init_process_group a device_id"):
@@ -71,12 +72,10 @@ def test_pools_are_registered():
     assert registered("windowRegister") == [PAGE, PAGE]
     memory_pools.deregister("pools", Pool(2))
     assert stand_in.names().count("windowDeregister") == 2
-    engine.close()
 
 
-@on_stand_in(2)
 def test_what_is_refused_leaves_nothing():
-    engine = prepared("refused")
+    prepared("refused")
     stand_in.inject("fail", "register", 1, after=1)
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE))
     with pytest.raises(dist.DistBackendError, match="nccl_register"):
@@ -84,12 +83,10 @@ def test_what_is_refused_leaves_nothing():
     assert stand_in.names().count("deregister") == 1
     stand_in.clear()
     memory_pools.register("refused", pool, False)
-    engine.close()
 
 
-@on_stand_in(2)
 def test_what_cannot_be_taken_back_may_be_tried_again():
-    engine = prepared("again")
+    prepared("again")
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
     memory_pools.register("again", pool, False)
     stand_in.inject("fail", "deregister", 1)
@@ -98,10 +95,8 @@ def test_what_cannot_be_taken_back_may_be_tried_again():
     assert stand_in.names().count("deregister") == 3
     memory_pools.deregister("again", pool)
     assert stand_in.names().count("deregister") == 4
-    engine.close()
 
 
-@on_stand_in(2)
 def test_a_window_that_not_all_ranks_register():
     engine = prepared("w", seconds=1)
     if here().rank == 0:
@@ -109,10 +104,8 @@ def test_a_window_that_not_all_ranks_register():
             memory_pools.register("w", Pool(1, (0, PAGE, PAGE)), True)
         with pytest.raises(dist.DistBackendError, match="the group was aborted"):
             engine.prepare(1, -1, False)
-    engine.close()
 
 
-@on_stand_in(2)
 def test_pools_while_communicators_are_made():
     """Each pool is registered with each communicator once, whichever came first."""
     engine = prepared("both")
@@ -128,7 +121,6 @@ def test_pools_while_communicators_are_made():
         memory_pools.register("both", pool, False)
     making.join()
     assert len(registered()) == 20 * 6
-    engine.close()
 
 
 @on_ranks(2, world="stand_in_world", around=cleared, kill=True, fresh=True)  # with its torch

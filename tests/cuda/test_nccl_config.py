@@ -130,7 +130,6 @@ def test_an_engine_hands_it_on():
     stand_in.clear()
     engine.prepare(0, 1 - here().rank, False)
     assert told() == {"maxCTAs": 7}
-    engine.close()
 
 
 def test_a_field_that_this_nccl_does_not_know_is_refused(script):

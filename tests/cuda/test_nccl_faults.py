@@ -16,8 +16,9 @@ from world import here
 
 from fastcoll.cuda.nccl import NcclCommunicator
 
+pytestmark = on_stand_in(1)
 
-@on_stand_in(1)
+
 def test_every_status_is_told_with_its_remedy():
     remedies = set()
     with communicator() as made:
@@ -36,7 +37,6 @@ def test_every_status_is_told_with_its_remedy():
     assert len(remedies) == 7
 
 
-@on_stand_in(1)
 def test_every_call_raises():
     """The engine puts its name before the text."""
     with communicator() as made:
@@ -95,7 +95,6 @@ def test_split_in_progress():
                 assert each is None or each.destroy()
 
 
-@on_stand_in(1)
 def test_split_for_good():
     made = create(timeout=1)
     with unittest.mock.patch.dict(os.environ, {"NCCL_COMM_BLOCKING": "0"}):
@@ -170,7 +169,6 @@ def check_unusable(made: NcclCommunicator, text: str) -> None:
             use()
 
 
-@on_stand_in(1)
 def test_ends():
     """Every end may come again, from any thread, and NCCL hears of one."""
     for first in ("destroy", "abort"):
@@ -185,7 +183,6 @@ def test_ends():
         check_unusable(made, text)
 
 
-@on_stand_in(1)
 def test_ends_that_hang_are_left_behind():
     """They are left behind; NCCL is not asked again."""
     for name in ("destroy", "abort"):

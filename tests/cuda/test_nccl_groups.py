@@ -103,7 +103,6 @@ def test_pairs():
                 engine.prepare(device, low + high - me, False)
                 reduce(engine, tensor, device, low + high - me)
                 assert tensor.item() == low + high + 2
-    engine.close()
 
 
 @on_stand_in(2)

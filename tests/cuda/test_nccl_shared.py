@@ -50,8 +50,6 @@ def test_by_default_each_group_has_its_own():
     assert [engine.communicators.memory() for engine in engines] == [[("of cpu:0", 512 * MIB)]] * 3
     engines[0].communicators.abort_all("a test")
     assert [engine.communicators.aborted for engine in engines] == [True, False, False]
-    for engine in engines:
-        engine.close()
 
 
 @on_stand_in(3)
@@ -72,39 +70,33 @@ def test_groups_of_the_same_ranks_split_the_first():
 
 @on_stand_in(2)
 def test_the_config_of_a_part_is_that_of_its_group():
-    first = sharing("first", max_ctas=8)
+    sharing("first", max_ctas=8)
     stand_in.clear()
-    second = sharing("second", min_ctas=2)
+    sharing("second", min_ctas=2)
     told = [name for name, _ in stand_in.calls() if name.startswith("config.")]
     assert told == ["config.minCTAs", "config.splitShare"]
-    for engine in (second, first):
-        engine.close()
 
 
 @on_stand_in(2)
 def test_the_variable_of_nccl_makes_groups_without_a_config_share():
     with unittest.mock.patch.dict(os.environ, NCCL_COMM_SPLIT_SHARE_RESOURCES="1"):
-        first = sharing("first", None, max_ctas=8)
+        sharing("first", None, max_ctas=8)
         stand_in.clear()
-        second = engine_of("second")
-        second.prepare(0, -1, False)
+        engine_of("second").prepare(0, -1, False)
     told = [name for name, _ in stand_in.calls() if name.startswith("config.")]
     assert made() == ["splitInit"] and told == ["config.splitShare"]  # not the first one's maxCTAs
-    for engine in (first, second):
-        engine.close()
 
 
 @on_stand_in(2)
 def test_what_does_not_share_is_made_anew():
     """A group without the option, one on another network, one with other ranks, and a second device."""
     first = sharing("first")
-    others = [sharing("without", None), sharing("network", net_name="IB")]
+    sharing("without", None)
+    sharing("network", net_name="IB")
     pair = engine_of("pair", config=NcclConfig(SimpleNamespace(split_share=1)))
     pair.prepare(0, 1 - here().rank, False)
     first.prepare(1, -1, False)
     assert made() == ["initRank"] * 5
-    for engine in (first, *others, pair):
-        engine.close()
 
 
 @on_stand_in(2)
@@ -125,8 +117,6 @@ def test_ranks_that_differ_use_init():
     fifth = sharing("fifth")
     assert made()[3:] == ["splitInit", "initRank"]
     assert summed(fifth) == here().size
-    for engine in (first, second, third, fourth, fifth):
-        engine.close()
 
 
 @on_stand_in(2)
@@ -146,8 +136,6 @@ def test_two_threads_call_them_in_turn():
     engines[0].communicators.end_calls()
     assert held.wait(10)
     thread.join()
-    for engine in engines:
-        engine.close()
 
 
 @on_stand_in(2)
@@ -161,8 +149,6 @@ def test_a_part_of_split_group_shares_without_a_config_of_its_own():
     assert stranger.communicators.family != parent.communicators.family
     child.communicators.abort_all("a test")
     until(lambda: parent.communicators.aborted and grandchild.communicators.aborted)
-    for engine in (grandchild, child, parent, stranger):
-        engine.close()
 
 
 @pytest.mark.parametrize(

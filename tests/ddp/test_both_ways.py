@@ -14,6 +14,8 @@ from ways import WAYS
 
 from fastcoll.ddp import WIRE_DTYPES
 
+pytestmark = on_ranks(2)
+
 STEPS = 6
 SMALL = {"bucket_cap_mb": 0.0005}
 UNUSED = {"find_unused_parameters": True}
@@ -26,7 +28,6 @@ each_way = pytest.mark.parametrize("way", WAYS)
     ("hook", {"gradient_as_bucket_view": True}), ("hook", {"static_graph": True}),
     ("synchronizer", {**SMALL, "gradient_norm": True}),
 ], ids=str)  # fmt: skip
-@on_ranks(2)
 def test_training_is_that_of_stock_ddp(way, options):
     """In float32, on a number of ranks that is a power of two, bit for bit."""
     stock = DistributedDataParallel(network(torch.float))
@@ -65,7 +66,6 @@ def test_norm_of_the_gradients(way, options):
 @each_way
 @pytest.mark.parametrize("wire", [None, *WIRE_DTYPES], ids=str)
 @pytest.mark.parametrize("value", [math.inf, math.nan], ids=str)
-@on_ranks(2)
 def test_gradients_that_are_not_finite_are_found_on_all_ranks(way, value, wire):
     model = network(torch.float)
     called, statistics = WAYS[way](model, wire_dtype=wire, gradient_norm=True)
@@ -78,7 +78,6 @@ def test_gradients_that_are_not_finite_are_found_on_all_ranks(way, value, wire):
 
 
 @each_way
-@on_ranks(2)
 def test_gradients_are_accumulated_without_communication(way):
     """no_sync: nothing is reduced, and the statistics say what they knew before."""
     model, stock = network(torch.float), DistributedDataParallel(network(torch.float))
@@ -109,7 +108,6 @@ class Mixed(nn.Module):
 
 @each_way
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])
-@on_ranks(2)
 def test_mixed_dtypes(way, wire):
     """A wire that is not narrower is left alone."""
     model = Mixed()
@@ -125,7 +123,6 @@ def test_mixed_dtypes(way, wire):
 
 
 @each_way
-@on_ranks(2)
 def test_a_compiled_model(way):
     """torch.compile cuts a DDP model at its buckets, and leaves gradients where autograd does."""
     model, stock = (network(torch.float, width=700) for _ in range(2))

@@ -12,10 +12,11 @@ from training import assert_same, loss_of, network, sgd
 
 from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
 
+pytestmark = on_ranks(2)
+
 SMALL = {"bucket_cap_mb": 0.0005}
 
 
-@on_ranks(2)
 def test_buffers_are_those_of_rank_0():
     """Each rank's batch moves its statistics; the next forward pass takes rank 0's."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
@@ -61,7 +62,6 @@ def test_clipping_in_the_step(wire):
     assert_alike(synchronizers[0].grad_norm().item())
 
 
-@on_ranks(2)
 def test_a_step_over_infinite_gradients_does_nothing():
     """A step over gradients that are not finite does nothing, on any rank."""
     model = network(torch.float)
@@ -75,7 +75,6 @@ def test_a_step_over_infinite_gradients_does_nothing():
     assert_same(model, network(torch.float))
 
 
-@on_ranks(2)
 def test_clipping_holds_for_one_step():
     """A step that nobody asked to clip is not clipped, nor skipped."""
     model = network(torch.float)
@@ -103,7 +102,6 @@ def test_an_optimizer_that_cannot_clip_is_refused():
         synchronizer.clip_in_step(sgd(model.parameters()), 1.0)
 
 
-@on_ranks(2)
 def test_without_it_gradients_are_the_ranks_own():
     model = network()
     synchronizer = GradientSynchronizer(model)

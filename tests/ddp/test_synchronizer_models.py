@@ -16,13 +16,14 @@ from training import assert_gradients, backward_alone
 
 from fastcoll.ddp import GradientSynchronizer
 
+pytestmark = on_ranks(2)
+
 
 def inputs_of(rank):
     return torch.full((2, 4), 1.0 + rank)
 
 
 @pytest.mark.parametrize("part", ["whole", "part"])
-@on_ranks(2)
 def test_parameters_that_were_replaced(part):
     """Other parameters in the place of those that are reduced: no gradient may stay unreduced in silence."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -50,7 +51,6 @@ def test_parameters_that_were_replaced(part):
     assert_gradients(model, alone)
 
 
-@on_ranks(2)
 def test_values_for_a_call_and_pruning():
     """torch.func's values for a call are nobody's parameters, and pruned ones have another name."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -66,7 +66,6 @@ def test_values_for_a_call_and_pruning():
     assert torch.equal(reduced, 2 * model[0].weight_orig.grad)
 
 
-@on_ranks(2)
 def test_a_change_of_dtype():
     """Part of the module changes its dtype: buckets follow."""
 
@@ -85,7 +84,6 @@ def test_a_change_of_dtype():
     assert_gradients(model, alone)
 
 
-@on_ranks(2)
 def test_freed():
     """A module that nobody holds is gone with its synchronizer."""
     model = nn.Linear(4, 4)
@@ -97,7 +95,6 @@ def test_freed():
     assert [ref() for ref in left] == [None, None]
 
 
-@on_ranks(2)
 def test_refused():
     with pytest.raises(ValueError, match="some on device meta"):
         GradientSynchronizer(nn.Linear(2, 2, device="meta"))
@@ -121,7 +118,6 @@ def test_refused():
         GradientSynchronizer(model)
 
 
-@on_ranks(2)
 def test_copied():
     """An average of the weights, say, that one rank computes: its copy takes part in nothing."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))

@@ -21,10 +21,11 @@ from training import (
 
 from fastcoll.ddp import GradientSynchronizer
 
+pytestmark = on_ranks(2)
+
 SMALL = {"bucket_cap_mb": 0.0005}
 
 
-@on_ranks(2)
 def test_parameters_frozen_and_unfrozen():
     """Frozen, unfrozen, set to None or zeroed: what trains is what DDP would train."""
     ours, stock = network(torch.float), network(torch.float)
@@ -57,7 +58,6 @@ class WithInputs(nn.Module):
 
 
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])
-@on_ranks(2)
 def test_a_pass_that_reaches_no_parameter_of_a_rank(wire):
     """On one rank the loss depends on the module's inputs alone; later on both."""
     model, rank = WithInputs(), dist.get_rank()
@@ -78,7 +78,6 @@ def test_a_pass_that_reaches_no_parameter_of_a_rank(wire):
     assert [p.grad for p in model.parameters()] == [None, None]
 
 
-@on_ranks(2)
 def test_a_pass_through_frozen_parameters():
     """A generator's step through its discriminator; what is known of the step before stays."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
@@ -111,7 +110,6 @@ def test_a_parameter_left_out_is_named():
         loss_by_turns(model, 0, 0)
 
 
-@on_ranks(2)
 def test_two_losses_of_one_forward_pass():
     """Two losses of one forward pass: what the first has reduced is equal on all ranks, and stays."""
     model = network()
@@ -127,7 +125,6 @@ def test_two_losses_of_one_forward_pass():
     assert_gradients(model, backward_alone(network(), dist.get_world_size(), loss_of=both))
 
 
-@on_ranks(2)
 def test_two_forward_passes():
     """Each with a backward pass of its own: the gradients are added up, as without ranks."""
     model = network()
@@ -149,7 +146,6 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@on_ranks(2)
 def test_activation_checkpoints(reentrant):
     torch.manual_seed(3)
     ours, stock = Checkpointed(reentrant), Checkpointed(False)
@@ -189,7 +185,6 @@ def test_a_layer_in_two_reentrant_checkpoints_is_refused(behind, options):
         model(torch.ones(3, 4)).backward()
 
 
-@on_ranks(2)
 def test_parameters_frozen_from_the_start():
     """As an adapter over a frozen base; the base is unfrozen later."""
     model, alone = network(), network()
@@ -215,7 +210,6 @@ class InTurns(nn.Module):
         return sum((layer + 1) * self.layers[layer](inputs).sum() for layer in order)
 
 
-@on_ranks(2)
 def test_gradients_become_ready_in_another_order_on_each_rank():
     model, rank = InTurns(), dist.get_rank()
     GradientSynchronizer(model, overlap=True, bucket_cap_mb=1e-5)

@@ -113,6 +113,12 @@ class Jobs:
         self._jobs.append(job)
         return job
 
+    def ready(self, *arguments: Any, **options: Any) -> Job:
+        """Start a job, and return it when each rank has said its first word."""
+        job = self(*arguments, **options)
+        job.hear_all()
+        return job
+
     def run(self, size: int, test: Callable[..., None], *arguments: Any, **options: Any) -> None:
         """Run a test on the ranks of a job: one of its arguments may be the fixture ``rank``."""
         __tracebackhide__ = True

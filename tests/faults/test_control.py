@@ -59,8 +59,7 @@ def pending(kind, tensor):
 @pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(13)), "irecv"])
 @apart
 def test_destroy_with_pending_work(jobs, kind, pretended_hosts):
-    job = jobs(2, destroys_with_pending, kind, pretended_hosts > 1)
-    job.hear_all()
+    job = jobs.ready(2, destroys_with_pending, kind, pretended_hosts > 1)
     job.tell(0)
     assert job.hear(0) == "destroyed"
     job.tell(1)
@@ -186,8 +185,7 @@ def interrupted(rank: Rank, call):
 )
 def test_ctrl_c(jobs, call):
     """Target: 0.1 s to KeyboardInterrupt, then 2 s to the end of the program."""
-    job = jobs(2, interrupted, call, real_exits=[0])
-    job.hear_all()
+    job = jobs.ready(2, interrupted, call, real_exits=[0])
     when = job.signal(0, signal.SIGINT)
     fault = job.hear(0)
     assert fault is not None and fault.kind == "KeyboardInterrupt", fault
@@ -211,8 +209,7 @@ def interrupted_and_peer(rank: Rank):
 
 
 def test_ctrl_c_is_told_to_the_others(jobs):
-    job = jobs(3, interrupted_and_peer)
-    job.hear_all()
+    job = jobs.ready(3, interrupted_and_peer)
     when = job.signal(0, signal.SIGINT)
     fault, later = job.hear(0)
     assert fault.kind == "KeyboardInterrupt"
@@ -278,8 +275,7 @@ def exits_with_pending(rank: Rank, kind):
 @apart
 def test_exit_with_pending_work(jobs, kind):
     """Target: 2 s from the end of the program to that of the process; torch takes half of one."""
-    job = jobs(2, exits_with_pending, kind, real_exits=[0])
-    job.hear_all()
+    job = jobs.ready(2, exits_with_pending, kind, real_exits=[0])
     returned = job.hear(0)
     assert job.end(0) == 0
     in_time(time.monotonic() - returned, 2.0)

@@ -114,8 +114,7 @@ def dies_in(rank: Rank, call, victim: int, *arguments: int):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_killed_in_the_middle(jobs, hosts, victim, call, arguments):
-    job = jobs(len(hosts), dies_in, call, victim, *arguments, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(len(hosts), dies_in, call, victim, *arguments, hosts=hosts)
     killed = job.kill(victim)
     answers = job.hear_all(but=[victim])
     collective = call.__name__.partition("_async")[0].partition("_with")[0]
@@ -158,13 +157,11 @@ def dies_before(rank: Rank, victim: int, away: list[int], used: bool, nonblockin
 def test_killed_before_it_arrives(jobs, hosts, victim, away, used, nonblocking):
     # Over the network a death may be noticed before the call is looked at.
     call = "all_reduce(seq 2, float32[5], SUM)" if hosts == "000" and used else "all_reduce"
-    job = jobs(len(hosts), dies_before, victim, away, used, nonblocking, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(len(hosts), dies_before, victim, away, used, nonblocking, hosts=hosts)
     killed = job.kill(victim)
     faults = job.hear_all(but=[victim, *away])
     job.end(victim)
-    for rank in away:
-        job.tell(rank)
+    job.tell(*away)
     late = {rank: job.hear(rank) for rank in away}
     after = job.hear_all(but=[victim])
     for found, since in (faults, killed), (late, None):
@@ -237,8 +234,7 @@ def message_to_the_dead(rank: Rank, call, count: int, used: bool):
     ],
 )
 def test_killed_partner_of_a_message(jobs, hosts, call, count, used):
-    job = jobs(len(hosts), message_to_the_dead, call, count, used, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(len(hosts), message_to_the_dead, call, count, used, hosts=hosts)
     killed = job.kill(VICTIM)
     after_death(job, job.hear_all(but=[VICTIM]), killed, "send" if call is send else "recv")
 
@@ -274,8 +270,7 @@ def test_killed_at_some_moment(jobs, seed):
     """Of mixed collectives. The seed is fixed; the moment is not, for the machine's timing adds to it."""
     chance = random.Random(seed)
     victim = chance.randrange(3)
-    job = jobs(3, anything, victim)
-    job.hear_all()
+    job = jobs.ready(3, anything, victim)
     time.sleep(chance.uniform(0.0, 0.5))
     killed = job.kill(victim)
     after_death(job, job.hear_all(but=[victim]), killed, "", victim)

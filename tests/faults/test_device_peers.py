@@ -90,11 +90,9 @@ def loses(rank: Rank, moment: str, way: str):
 @plays(66)
 def test_a_killed_rank(jobs, size, moment):
     """Its host's other ranks see it, and tell those of other hosts."""
-    job = jobs(size, loses, moment, "kill")
-    job.hear_all()
+    job = jobs.ready(size, loses, moment, "kill")
     others = [rank for rank in range(size) if rank != VICTIM]
-    for rank in others:
-        job.tell(rank)
+    job.tell(*others)
     time.sleep(0.3)  # they wait in the call, or for no call at all
     killed = job.kill(VICTIM)
     faults = job.hear_all(but=[VICTIM])
@@ -117,8 +115,7 @@ def receives(rank: Rank):
 
 
 def test_a_killed_rank_of_a_pair(jobs):
-    job = jobs(3, receives)
-    job.hear_all()
+    job = jobs.ready(3, receives)
     job.tell(0)
     time.sleep(0.3)
     killed = job.kill(VICTIM)
@@ -171,8 +168,7 @@ def test_a_killed_rank_whose_memory_the_others_map(jobs, moment):
 
 @pytest.mark.parametrize("way", ["destroy", full("return"), "os._exit"])
 def test_a_rank_that_leaves_before_a_call(jobs, way):
-    job = jobs(3, loses, "in a call", way, real_exits=[VICTIM])
-    job.hear_all()
+    job = jobs.ready(3, loses, "in a call", way, real_exits=[VICTIM])
     job.tell_all()
     since = job.hear(VICTIM) if way == "destroy" else time.monotonic()
     if way == "return":
@@ -219,8 +215,7 @@ def replays(rank: Rank, graph: str, then: str):
 @plays(66)
 def test_a_killed_rank_of_a_graph(jobs, size, graph, then):
     """A replay may be under way and compute wrong values. A rank that makes no further call gets the error too."""
-    job = jobs(size, replays, graph, then)
-    job.hear_all()
+    job = jobs.ready(size, replays, graph, then)
     time.sleep(0.3)  # they replay, or wait for no call at all
     killed = job.kill(VICTIM)
     said = "failed before" if then == "call" else "failed before it was destroyed"
@@ -231,8 +226,7 @@ def test_a_killed_rank_of_a_graph(jobs, size, graph, then):
 @pytest.mark.parametrize(("size", "pretended_hosts"), [(2, 1), (4, 2), full(8, 1), full(6, 3)])
 def test_a_killed_rank_of_an_idle_group_without_graphs(jobs, size):
     """It has spoiled no result, so the end of the group says nothing."""
-    job = jobs(size, replays, "none", "destroy")
-    job.hear_all()
+    job = jobs.ready(size, replays, "none", "destroy")
     job.kill(VICTIM)
     assert set(job.hear_all(but=[VICTIM]).values()) == {None}
 
@@ -279,8 +273,7 @@ def reduces(rank: Rank) -> list[float]:
 @plays(5)
 def test_a_stopped_rank_is_named_while_the_others_wait(jobs):
     """It is no fault: a debugger may hold it."""
-    job = jobs(3, reduces)
-    job.hear_all()
+    job = jobs.ready(3, reduces)
     job.signal(VICTIM, signal.SIGSTOP)
     since = time.monotonic()
     job.tell_all()
@@ -360,8 +353,7 @@ def differs(rank: Rank, theirs: str, odd: str):
 )
 def test_calls_that_differ(jobs, pair):
     theirs, odd, shown, odd_shown = PAIRS[pair]
-    job = jobs(3, differs, theirs, odd)
-    job.hear_all()
+    job = jobs.ready(3, differs, theirs, odd)
     since = time.monotonic()
     job.tell_all()
     for fault in job.hear_all().values():
@@ -370,7 +362,6 @@ def test_calls_that_differ(jobs, pair):
 
 
 def test_equal_calls_raise_no_alarm(jobs):
-    job = jobs(3, all_calls)
-    job.hear_all()
+    job = jobs.ready(3, all_calls)
     for rank in range(3):
         assert "mismatch" not in job.log(rank)

@@ -66,10 +66,8 @@ def dies_or_disagrees(rank: Rank):
 
 def test_a_death_and_a_mismatch_at_once(jobs):
     for attempt in range(4):
-        job = jobs(4, dies_or_disagrees)
-        job.hear_all()
-        for rank in (0, 2, 3):
-            job.tell(rank)
+        job = jobs.ready(4, dies_or_disagrees)
+        job.tell(0, 2, 3)
         time.sleep(0.001 * attempt)
         job.kill(1)
         assert_one_cause(
@@ -93,8 +91,7 @@ def aborts_at_once(rank: Rank):
 @transports
 def test_killed_and_the_others_abort(jobs, environment):
     for _ in range(2):
-        job = jobs(4, aborts_at_once, environment=environment)
-        job.hear_all()
+        job = jobs.ready(4, aborts_at_once, environment=environment)
         killed = job.kill(2)
         assert_one_cause(job.hear_all(but=[2]).values(), died(job, 2), since=killed)
 
@@ -144,12 +141,10 @@ def waits_for_the_one_before(rank: Rank):
 
 
 def test_a_chain_of_receivers_hears_of_its_head(jobs):
-    job = jobs(5, waits_for_the_one_before)
-    job.hear_all()
+    job = jobs.ready(5, waits_for_the_one_before)
     killed = job.kill(0)
     assert_one_cause(job.hear_all(but=[0]).values(), died(job, 0), since=killed)
-    for rank in range(1, 5):
-        job.tell(rank)
+    job.tell(*range(1, 5))
     job.hear_all(but=[0])
 
 
@@ -174,8 +169,7 @@ def one_aborts(rank: Rank, aborts: int, away: list[int]):
     [("000", 1, []), ("012", 1, []), ("0011", 3, []), ("0011", 3, [2])],
 )
 def test_an_abort_is_told_to_those_who_wait(jobs, hosts, aborts, away):
-    job = jobs(len(hosts), one_aborts, aborts, away, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(len(hosts), one_aborts, aborts, away, hosts=hosts)
     since = time.monotonic()
     job.tell(aborts)
     waiting = job.hear_all(but=[aborts, *away]).values()

@@ -59,8 +59,7 @@ def test_the_end_of_a_process_that_left_is_no_death(jobs, victim):
     job = jobs(4, calls_after_an_end, victim, hosts="0011")
     assert job.hear(victim) is None and job.end(victim) == 0
     others = [rank for rank in range(4) if rank != victim]
-    for rank in others:
-        job.tell(rank)
+    job.tell(*others)
     for rank in others:
         assert_has_left(job, job.hear(rank), victim)
 

@@ -101,8 +101,7 @@ def refused_at_once(rank: Rank):
 @over_hosts
 @beyond_gloo("reserves no memory")
 def test_ranks_of_which_one_can_have_no_memory_use_gloo(jobs):
-    job = jobs(3, refused_at_once)
-    job.hear_all()
+    job = jobs.ready(3, refused_at_once)
     assert job.logs().count("hosts, with gloo between them") == 1
 
 
@@ -134,8 +133,7 @@ def refused_later(rank: Rank, call):
 @over_hosts
 @beyond_gloo("reserves no memory")
 def test_memory_that_is_refused_later_is_an_error_on_all_ranks(jobs, call):
-    job = jobs(3, refused_later, call)
-    job.hear_all()
+    job = jobs.ready(3, refused_later, call)
     start = time.monotonic()
     job.tell_all()
     faults = job.hear_all()
@@ -164,8 +162,7 @@ def beyond_the_limit(rank: Rank, cgroup: str):
 @beyond_gloo("allocates no tensors")
 def test_a_rank_that_the_kernel_kills_for_its_memory(jobs):
     with memory_limit(256) as cgroup:
-        job = jobs(2, beyond_the_limit, str(cgroup))
-        job.hear_all()
+        job = jobs.ready(2, beyond_the_limit, str(cgroup))
         job.tell(1)
         assert job.end(1) == -9
     job.after_fault({0: job.hear(0)}, "died", names=[1])

@@ -77,8 +77,7 @@ def repeats(rank: Rank, networks: list[str], address: str, call: str):
 
 def start(jobs, cluster, networks, call: str, seconds: int = BOUND):
     environment = {"FASTCOLL_LINK_SECONDS": str(seconds)}
-    job = jobs(4, repeats, networks, cluster.address(0), call, environment=environment)
-    job.hear_all()
+    job = jobs.ready(4, repeats, networks, cluster.address(0), call, environment=environment)
     return job
 
 

@@ -111,12 +111,10 @@ def test_a_stopped_rank_holds_up_no_messages_of_others(jobs):
     job = jobs(3, one_is_stopped)
     assert job.hear(1) == "listens"
     job.signal(1, signal.SIGSTOP)
-    job.tell(0)
-    job.tell(2)
+    job.tell(0, 2)
     assert [job.hear(0, bound(5.0)), job.hear(2, bound(5.0))] == ["done", "done"]
     job.signal(1, signal.SIGCONT)
-    job.tell(0)
-    job.tell(2)
+    job.tell(0, 2)
     assert job.hear(1) == [1.0, 1.0]
     assert [job.hear(0), job.hear(2)] == [[1.0, 1.0], [0.0, 0.0]]
 

@@ -221,8 +221,7 @@ def leaves_while_another_fails(rank: Rank):
 
 
 def test_a_rank_that_leaves_is_not_hurt_by_a_fault_meanwhile(jobs):
-    job = jobs(3, leaves_while_another_fails, hosts="001")
-    job.hear_all()
+    job = jobs.ready(3, leaves_while_another_fails, hosts="001")
     job.tell(1)
     job.tell(0)  # waits for rank 2's goodbye, which does not come
     assert job.hear(0) == []
@@ -244,8 +243,7 @@ def dies_with_a_message_announced(rank: Rank):
 
 
 def test_the_sender_of_a_message_that_was_announced_is_named(jobs):
-    job = jobs(2, dies_with_a_message_announced, hosts="01")
-    job.hear_all()
+    job = jobs.ready(2, dies_with_a_message_announced, hosts="01")
     job.kill(1)
     assert job.end(1) == -9
     job.tell(0)
@@ -276,8 +274,7 @@ def first_message(rank: Rank, hosts: str, used: bool, idle: bool):
 )
 def test_a_sender_that_dies_before_its_first_message_is_named(jobs, hosts, used, idle):
     """The receiver's host cannot see its process: ranks of the sender's own host tell."""
-    job = jobs(len(hosts), first_message, hosts, used, idle, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(len(hosts), first_message, hosts, used, idle, hosts=hosts)
     killed = job.kill(0)
     for rank in (2, 3) if idle else (1, 2, 3):
         fault = job.hear(rank)

@@ -56,6 +56,16 @@ def two(call, others, odd, shown):
     return (call, *others), (call, *odd), shown.format(others[-1]), shown.format(odd[-1])
 
 
+def kinds(others, odd):
+    """Return two calls that the text must tell apart by their names."""
+    return others, odd, *(f"{call.__name__}(seq 2" for call, *_ in (others, odd))
+
+
+def counts(others, odd):
+    """Return two ways to reduce, of 10 and of 20 elements."""
+    return (others, 10), (odd, 20), "float32[10]", "float32[20]"
+
+
 SHORT = {
     # name: (what the others call, what the odd rank calls, the two as the text must show them)
     "small shapes": two(all_reduce, [10], [11], "float32[{}], SUM"),
@@ -63,34 +73,22 @@ SHORT = {
     "small and large": two(all_reduce, [10], [1_000_000], "float32[{}], SUM"),
     "empty and not": two(all_reduce, [0], [5], "float32[{}], SUM"),
     "plans": two(all_reduce_with_plan, [10], [20], "float32[{}], SUM"),
-    "sync and async": ((all_reduce, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
+    "sync and async": counts(all_reduce, all_reduce_async),
     "dtypes of one size": two(all_reduce, [10, "float32"], [10, "int32"], "{}[10]"),
     "ops": two(all_reduce, [10, "float32", "SUM"], [10, "float32", "MAX"], "float32[10], {}"),
     "factors": two(premul, [2.0], [3.0], "PREMUL_SUM by {:g}"),
     "wire dtypes": ((fused, None), (fused, torch.bfloat16), "float32[10]", "bfloat16[10]"),
     "roots of broadcast": two(broadcast, [10, 0], [10, 1], "root {}"),
     "sizes of all_gather": two(all_gather, [5], [6], "float32[{}]"),
-    "all_reduce and barrier": ((all_reduce, 10), (barrier,), "all_reduce(seq 2", "barrier(seq 2"),
-    "all_reduce and broadcast": (
-        *((all_reduce, 10), (broadcast, 10, 0)),
-        *("all_reduce(seq 2", "broadcast(seq 2"),
-    ),
-    "all_gather and reduce_scatter": (
-        *((all_gather, 100_000), (reduce_scatter, 100_000)),
-        *("all_gather(seq 2", "reduce_scatter(seq 2"),
-    ),
+    "all_reduce and barrier": kinds((all_reduce, 10), (barrier,)),
+    "all_reduce and broadcast": kinds((all_reduce, 10), (broadcast, 10, 0)),
+    "all_gather and reduce_scatter": kinds((all_gather, 100_000), (reduce_scatter, 100_000)),
 }
 
 FULL = {
     "async": two(all_reduce_async, [10], [20], "float32[{}]"),
-    "plan and communicator": (
-        *((all_reduce_with_plan, 10), (all_reduce_with_communicator, 20)),
-        *("float32[10]", "float32[20]"),
-    ),
-    "operator and communicator": (
-        *((all_reduce_with_operator, 10), (all_reduce_with_communicator, 20)),
-        *("float32[10]", "float32[20]"),
-    ),
+    "plan and communicator": counts(all_reduce_with_plan, all_reduce_with_communicator),
+    "operator and communicator": counts(all_reduce_with_operator, all_reduce_with_communicator),
     "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
     "dtypes with equal bytes": (
         *((all_reduce, 10, "float32"), (all_reduce, 20, "bfloat16")),
@@ -103,10 +101,7 @@ FULL = {
     "roots of large gather": two(gather, [100_000, 0], [100_000, 1], "root {}"),
     "roots of large scatter": two(scatter, [100_000, 0], [100_000, 1], "root {}"),
     "sizes of reduce_scatter": two(reduce_scatter, [5], [6], "float32[{}]"),
-    "broadcast and gather": (
-        *((broadcast, 10, 0), (gather, 4, 0)),
-        *("broadcast(seq 2", "gather(seq 2"),
-    ),
+    "broadcast and gather": kinds((broadcast, 10, 0), (gather, 4, 0)),
 }
 """Those of the full tier alone."""
 
@@ -149,8 +144,7 @@ def test_mismatch(jobs, case, hosts):
     others, odd, one, other = (SHORT | FULL)[case]
     # Between hosts a root waits for no other rank.
     later = 2 if hosts != "000" and ("broadcast" in case or "root" in case) else 0
-    job = jobs(3, differ, others, odd, later, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(3, differ, others, odd, later, hosts=hosts)
     start = time.monotonic()
     job.tell_all()
     answers = job.hear_all()

@@ -104,8 +104,7 @@ def abstract_names() -> list[bytes]:
 @over_hosts
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changing the user")
 def test_another_user_gets_nothing(jobs):
-    job = jobs(2, is_attacked)
-    job.hear_all()
+    job = jobs.ready(2, is_attacked)
     assert as_nobody(attack, job.pids[0]) == [], "another user could"
     job.tell_all()
     job.hear_all()
@@ -197,8 +196,7 @@ def over_the_link(rank: Rank, networks):
 @pytest.mark.full
 def test_a_link_between_two_hosts_is_cut(jobs):
     with two_networks() as (cluster, networks):
-        job = jobs(2, over_the_link, networks)
-        job.hear_all()
+        job = jobs.ready(2, over_the_link, networks)
         since = time.monotonic()
         cluster.cut(1)
         for fault in job.hear_all().values():

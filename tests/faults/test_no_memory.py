@@ -93,8 +93,7 @@ CASES = [
 @pytest.mark.parametrize(("limit", "sender", "late"), CASES)
 def test_first_call_is_point_to_point(jobs, limit, sender, late):
     victim = 1
-    job = jobs(2, first_call, victim, sender, limit)
-    job.hear_all()
+    job = jobs.ready(2, first_call, victim, sender, limit)
     job.tell(0 if late else victim)
     faults = {} if late else {victim: job.hear(victim)}
     job.tell(victim if late else 0)
@@ -131,8 +130,7 @@ def later_calls(rank: Rank):
 
 
 def test_long_messages_without_memory_for_their_ring(jobs):
-    job = jobs(2, later_calls)
-    job.hear_all()
+    job = jobs.ready(2, later_calls)
     logs = job.logs()
     assert logs.count("messages to rank 1 are slow: ") == 1, logs
     assert "cannot reserve 2097152 bytes of shared memory" in logs, logs

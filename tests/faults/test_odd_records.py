@@ -82,8 +82,7 @@ def assert_told(job, *words: str):
 @over_hosts
 @beyond_gloo("its ranks do not compare versions")
 def test_another_version(jobs):
-    job = jobs(2, of_some_version)
-    job.hear_all()
+    job = jobs.ready(2, of_some_version)
     for rank in (0, 1):
         key = jobs.key(job, rf"/r/{rank}$")
         record = bytearray(jobs.store.get(key))
@@ -96,6 +95,5 @@ def test_another_version(jobs):
 @over_hosts
 @beyond_gloo("has no such settings")
 def test_other_settings(jobs):
-    job = jobs(2, with_other_settings)
-    job.hear_all()
+    job = jobs.ready(2, with_other_settings)
     assert_told(job, "FASTCOLL_RING_BYTES", "65536", "131072")

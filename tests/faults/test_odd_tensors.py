@@ -10,6 +10,8 @@ from on_ranks import on_ranks
 from over_hosts import over_hosts
 from rank_calls import WRONG
 
+pytestmark = on_ranks(2, world="jobs")
+
 
 def refused(fault: Fault | None, *words: str) -> bool:
     """Whether the call raised as bad arguments must, in these words."""
@@ -28,7 +30,6 @@ def finish(rank: Rank) -> None:
 
 @plays(48)
 @over_hosts
-@on_ranks(2, world="jobs")
 def test_unaligned_tensors(rank):
     rank.used()
     for count in (0, 7, 1000, 300_000):
@@ -46,7 +47,6 @@ def test_unaligned_tensors(rank):
 
 @plays(55)
 @over_hosts
-@on_ranks(2, world="jobs")
 def test_tensors_without_data(rank):
     """Tensors of device meta. Most calls with them torch answers itself, on all ranks alike."""
     rank.used()
@@ -83,7 +83,6 @@ def test_tensors_without_data(rank):
 @plays(55)
 @over_hosts
 @beyond_gloo("serves no other device")
-@on_ranks(2, world="jobs")
 def test_tensors_of_two_devices_in_a_call(rank, device_libraries):
     """A call with tensors of the CPU and of another device that the backend serves."""
     prepare()
@@ -112,7 +111,6 @@ def test_tensors_of_two_devices_in_a_call(rank, device_libraries):
 
 @plays(12)
 @beyond_gloo("sums no sparse tensors here")
-@on_ranks(2, world="jobs")
 def test_a_long_text_is_cut_between_characters(rank):
     """A call fails on rank 0 with a text of umlauts, which other ranks read from 1,016 bytes of shared memory."""
     rank.used()

@@ -78,15 +78,13 @@ def misses_the_first(rank: Rank, absent: list[int]):
 
 @pytest.mark.parametrize("absent", [[1], [0], [1, 3]], ids=str)
 def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
-    job = jobs(4, misses_the_first, absent)
-    job.hear_all()
+    job = jobs.ready(4, misses_the_first, absent)
     job.tell(min(set(job.pids) - set(absent)))
     for fault in job.hear_all(but=absent).values():
         missing = "has not arrived at the group's first collective"
         assert_timed_out(fault, "fastcoll.init", missing, *map(job.name, absent))
         assert re.search(r"state [SRD]\b", fault.text), fault.text
-    for rank in absent:
-        job.tell(rank)
+    job.tell(*absent)
     for rank in absent:
         late = job.hear(rank)
         came = "this rank reached the group's first collective"
@@ -131,10 +129,8 @@ def test_a_rank_never_calls(jobs, hosts, absent, text, call, arguments):
     waiting = [rank for rank in range(len(hosts)) if rank not in absent]
     # Between hosts all that wait have it: one that waits for a rank of its own host does not look at other hosts.
     short = waiting[:1] if hosts == "000" else waiting
-    job = jobs(len(hosts), misses, absent, short, call, *arguments, hosts=hosts)
-    job.hear_all()
-    for rank in short:
-        job.tell(rank)
+    job = jobs.ready(len(hosts), misses, absent, short, call, *arguments, hosts=hosts)
+    job.tell(*short)
     answers = job.hear_all(but=absent)
     job.after_fault(answers, "imed out after 500 ms", text, state="TIMEOUT")
     for rank, (fault, after) in answers.items():
@@ -152,8 +148,7 @@ def test_a_rank_never_calls(jobs, hosts, absent, text, call, arguments):
     for told, _ in answers.values():
         assert told.at - first.at < bound(LATE), (first, told)
     # The late rank must not mistake what the others left for an answer.
-    for rank in absent:
-        job.tell(rank)
+    job.tell(*absent)
     for rank in absent:
         late, _ = job.hear(rank)
         assert_raised(late, within=1.0)
@@ -198,8 +193,7 @@ def stopped(rank: Rank, call):
 
 @pytest.mark.parametrize("call", [pytest.param(all_reduce, marks=plays(5)), barrier])
 def test_a_rank_is_stopped(jobs, call):
-    job = jobs(3, stopped, call)
-    job.hear_all()
+    job = jobs.ready(3, stopped, call)
     job.signal(ABSENT, signal.SIGSTOP)
     job.tell(0)
     answers = job.hear_all(but=[ABSENT])
@@ -234,8 +228,7 @@ def stopped_in_the_middle(rank: Rank, stops: int, call, count: int):
     "hosts, stops, call, count", [("000", 1, all_reduce, 4 << 20), ("0011", 3, all_to_all, 300_000)]
 )
 def test_a_rank_is_stopped_in_the_middle(jobs, hosts, stops, call, count):
-    job = jobs(len(hosts), stopped_in_the_middle, stops, call, count, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(len(hosts), stopped_in_the_middle, stops, call, count, hosts=hosts)
     when = job.signal(stops, signal.SIGSTOP)
     answers = job.hear_all(but=[stops])
     said = "imed out after 4000 ms", f"{call.__name__}(seq "
@@ -302,8 +295,7 @@ def waits_a_little(rank: Rank, kind):
 @pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(16)), "recv"])
 @apart
 def test_wait_with_a_timeout_raises_and_the_work_goes_on(jobs, kind):
-    job = jobs(2, waits_a_little, kind)
-    job.hear_all()
+    job = jobs.ready(2, waits_a_little, kind)
     fault, is_completed = job.hear(0)
     assert fault is not None and "RuntimeError" in fault.bases and not is_completed
     assert ("timed out" if IS_GLOO else "timed out after 500 ms") in fault.text.lower(), fault.text
@@ -349,8 +341,7 @@ def sleeps(pid: int) -> bool:
     ids=["stopped", "hangs, and another host waits"],
 )
 def test_a_rank_stands_still_within_a_call_to_which_all_have_come(jobs, hosts, stop, go_on, state):
-    job = jobs(len(hosts), comes_last, hosts=hosts, environment={"FASTCOLL_SPIN_US": "0"})
-    job.hear_all()
+    job = jobs.ready(len(hosts), comes_last, hosts=hosts, environment={"FASTCOLL_SPIN_US": "0"})
     until(lambda: sleeps(job.pids[ABSENT]))  # it has published what there is room for, and waits
     job.signal(ABSENT, stop)
     job.tell(2)

@@ -57,8 +57,7 @@ def says_hello(address: object, layout: int, receiver: bytes) -> tuple[bytes, li
 @pytest.mark.parametrize("silent", [0, 8])
 def test_only_who_has_read_the_store_gets_memory(jobs, knows, silent):
     """Also while other connections have sent nothing yet: they do not delay the answer."""
-    job = jobs(2, is_visited)
-    job.hear_all()
+    job = jobs.ready(2, is_visited)
     for rank, pid in job.pids.items():
         record = jobs.store.get(jobs.key(job, rf"/r/{rank}$"))
         (layout,) = struct.unpack_from("<I", record, 8)
@@ -129,8 +128,7 @@ def is_pelted(rank: Rank):
 @plays(59)
 def test_garbage_to_every_socket_that_listens(jobs):
     """On one host: Gloo, between hosts, keeps the connection of a stranger that says nothing it knows."""
-    job = jobs(2, is_pelted)
-    job.hear_all()
+    job = jobs.ready(2, is_pelted)
     chance = random.Random(59)
     sockets = [found for pid in job.pids.values() for found in listening(pid)]
     assert sockets, "no socket listens"

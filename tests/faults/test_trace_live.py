@@ -66,8 +66,7 @@ def lost(arrivals: dict[int, list[int]]) -> dict[int, float]:
 )
 @pytest.mark.parametrize("seed", [0, *(full(seed) for seed in range(1, 10))])
 def test_lost_time_is_that_of_the_oracle(jobs, size, late, how, seed):
-    job = jobs(size, is_late, late, how, seed)
-    job.hear_all()
+    job = jobs.ready(size, is_late, late, how, seed)
     waits, moments = Waits(looks=1), []
 
     def look():
@@ -94,8 +93,7 @@ def test_lost_time_is_that_of_the_oracle(jobs, size, late, how, seed):
 def test_time_that_another_host_costs(jobs, hosts, late, seed):
     """Hosts do not share a clock: the table of each has what the others cost its own ranks."""
     size = len(hosts)
-    job = jobs(size, is_late, [late], "sleeps", seed, hosts=hosts)
-    job.hear_all()
+    job = jobs.ready(size, is_late, [late], "sleeps", seed, hosts=hosts)
     ranks = {host: [rank for rank in range(size) if hosts[rank] == host] for host in hosts}
     tables = {host: Waits(looks=1) for host in ranks}
     moments: dict[str, list[int]] = {host: [] for host in ranks}
@@ -135,8 +133,7 @@ def test_time_that_another_host_costs(jobs, hosts, late, seed):
 
 
 def test_a_hang_for_another_host(jobs, capsys):
-    job = jobs(3, hangs, 2, hosts="001")
-    job.hear_all()
+    job = jobs.ready(3, hangs, 2, hosts="001")
     in_call(job, [0, 1])
     here = [job.pids[rank] for rank in (0, 1)]
     time.sleep(1.2)
@@ -172,8 +169,7 @@ def in_call(job, ranks: list[int]) -> None:
 
 def test_a_hang_without_foresight(jobs, tmp_path, capsys):
     """No variable was set, and no signal is sent."""
-    job = jobs(3, hangs, 1)
-    job.hear_all()
+    job = jobs.ready(3, hangs, 1)
     in_call(job, [0, 2])
     pids = list(job.pids.values())
     assert main(["--pid", *map(str, pids), "--save", f"{tmp_path}/t_", "--json"]) == 1
@@ -212,8 +208,7 @@ def runs(rank: Rank, seconds: float):
 
 @pytest.mark.parametrize("kills", [5, full(100)])
 def test_readers_that_are_killed_do_not_matter(jobs, kills, capsys):
-    job = jobs(2, runs, 1 + kills * 0.5)
-    job.hear_all()
+    job = jobs.ready(2, runs, 1 + kills * 0.5)
     assert main(["--pid", *map(str, job.pids.values())]) == 0
     assert "No divergence" in capsys.readouterr().out
     draws = random.Random(kills)
@@ -230,8 +225,7 @@ def test_readers_that_are_killed_do_not_matter(jobs, kills, capsys):
 
 def test_a_rank_dies_while_it_is_read(jobs):
     """The reader goes on, and shows that it has ended."""
-    job = jobs(3, hangs, 1)
-    job.hear_all()
+    job = jobs.ready(3, hangs, 1)
     in_call(job, [0, 2])
     command = [sys.executable, "-m", "fastcoll.trace.top", *map(str, job.pids.values())]
     reader = subprocess.Popen([*command, "--interval", "0.05"], stdout=subprocess.PIPE, text=True)
@@ -241,8 +235,7 @@ def test_a_rank_dies_while_it_is_read(jobs):
     for fault in job.hear_all(but=[1]).values():
         assert_raised(fault, job.name(1), "process died", since=killed)
     until(lambda: "ended" in reader.stdout.readline())
-    for rank in (0, 2):
-        job.tell(rank)
+    job.tell(0, 2)
     assert reader.wait(30) == 0  # the others end too
 
 

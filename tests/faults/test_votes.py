@@ -68,8 +68,7 @@ def forged(jobs):
     def play(
         key, value, *, first=None, until="", publishes=True, environment=None, has_memory=True
     ):
-        job = jobs(2, begins, has_memory, publishes, environment=environment)
-        job.hear_all()
+        job = jobs.ready(2, begins, has_memory, publishes, environment=environment)
         records = [jobs.key(job, rf"/r/{rank}$") for rank in (0, 1)]
         found = 0xCBF29CE484222325
         for byte in encoded(*map(jobs.store.get, records)):

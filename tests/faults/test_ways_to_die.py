@@ -73,8 +73,7 @@ def first_dies_with_its_store(rank: Rank):
 
 @plays(8)
 def test_rank_0_dies_with_the_store(jobs):
-    job = jobs(3, first_dies_with_its_store)
-    job.hear_all()
+    job = jobs.ready(3, first_dies_with_its_store)
     killed = job.kill(0)
     after_death(job, job.hear_all(but=[0]), killed, "all_reduce", 0)
 
@@ -106,8 +105,7 @@ def dumps_core(rank: Rank):
 @pytest.mark.full
 def test_a_rank_that_dumps_its_memory_is_named_before_the_timeout(jobs):
     """The kernel marks no word and closes no file before the dump is written."""
-    job = jobs(3, dumps_core)
-    job.hear_all()
+    job = jobs.ready(3, dumps_core)
     since = time.monotonic()
     job.tell(VICTIM)
     answers = job.hear_all(but=[VICTIM])
@@ -135,8 +133,7 @@ def detail(rank: Rank):
 
 def test_killed_under_detail(jobs):
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a check over Gloo before each collective."""
-    job = jobs(3, detail, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-    job.hear_all()
+    job = jobs.ready(3, detail, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     killed = job.kill(VICTIM)
     for fault in job.hear_all(but=[VICTIM]).values():
         assert fault is not None and "RuntimeError" in fault.bases, fault

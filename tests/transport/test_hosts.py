@@ -143,10 +143,9 @@ def test_same_bits_as_on_one_host(world, placement, function):
     world(size).run(on_hosts, placement, function, init=False)
 
 
-def chunks(placement, ring_bytes):
+def chunks(placement, group):
     """Messages of many segments, over two steps where there are more than two hosts."""
     size = here().size
-    group = dist.new_group(pg_options=fastcoll.Options(ring_bytes=ring_bytes))
     for dtype, op in [(torch.float, "SUM"), (torch.bfloat16, "AVG"), (torch.half, "PREMUL_SUM")]:
         for name, count in [
             *(("all_reduce", 33_000), ("all_reduce", 33_000), ("reduce", 33_000)),
@@ -157,13 +156,11 @@ def chunks(placement, ring_bytes):
     rooted = [*(("broadcast", root) for root in range(size)), ("scatter", 1), ("gather", 0)]
     for name, root in [*rooted, ("all_gather", 0), ("all_to_all", 0)]:
         Runner(Case(name, dtype=torch.int32, shape=(150_001,), root=root), group).check()
-    dist.destroy_process_group(group)
 
 
-def large(placement):
+def large(placement, group):
     """Messages of many chunks, where a host's operand is its partial result, and those that lie in pieces."""
     rank, size = here().rank, here().size
-    group = dist.new_group()
     count = 3 * size * 200_001
     for name in ("all_reduce", "reduce"):
         for layout in ("contiguous", "step"):
@@ -174,10 +171,9 @@ def large(placement):
     part = given[rank].chunk(size)[rank]  # in place
     reduce_scatter_single(part, given[rank], group=group)
     assert_same(part, expected.chunk(size)[rank])
-    dist.destroy_process_group(group)
 
 
-def links(placement):
+def links(placement, _):
     """Whatever the link is thought to be: sizes around the parts and frames that messages are cut into."""
     size = here().size
     for link_bytes, ring_bytes in ((0, 16 << 10), (20 << 10, 2 << 20), (1 << 62, 2 << 20)):
@@ -197,10 +193,9 @@ def links(placement):
         dist.destroy_process_group(group)
 
 
-def wires(placement):
+def wires(placement, group):
     """An all_reduce rounds each host's sum to the wire; hosts are equal here, so that they are the tree's leaves."""
     rank, size = here().rank, here().size
-    group = dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
     hosts = [[r for r in range(size) if placement[r] == host] for host in sorted(set(placement))]
     for wire in (torch.bfloat16, torch.half):
@@ -220,13 +215,11 @@ def wires(placement):
         backend.reduce_scatter_fused(part, given[rank], dist.ReduceOp.SUM, wire)
         exact = reduced([tensor.to(wire).float() for tensor in given], "SUM")
         assert_same(part, exact.chunk(size)[rank])
-    dist.destroy_process_group(group)
 
 
-def wires_in_fixed_order(placement):
+def wires_in_fixed_order(placement, group):
     """With ``order="fixed"`` no host's sum is rounded, so the bits are those of one host."""
     rank, size = here().rank, here().size
-    group = dist.new_group(pg_options=fastcoll.Options(order="fixed"))
     backend = group._get_backend(torch.device("cpu"))
     for wire, count, op in itertools.product(
         (torch.bfloat16, torch.half), (100, 150_001), ("SUM", "AVG")
@@ -235,28 +228,24 @@ def wires_in_fixed_order(placement):
         tensor = given[rank].clone()
         backend.all_reduce_fused([tensor], getattr(dist.ReduceOp, op), wire)
         assert_same(tensor, reduced([each.to(wire) for each in given], op).float())
-    dist.destroy_process_group(group)
 
 
-def averages_on_unequal_hosts(placement):
+def averages_on_unequal_hosts(placement, group):
     """Every rank counts alike, however many are on its host; the values are exact in the wire's type."""
     rank, size = here().rank, here().size
-    group = dist.new_group()
     for wire in (torch.bfloat16, torch.half):
         for count in (100, 150_001):
             tensor = torch.full((count,), float(size * rank * rank))
             group._get_backend(tensor.device).all_reduce_fused([tensor], dist.ReduceOp.AVG, wire)
             assert_same(tensor, torch.full((count,), float(sum(r * r for r in range(size)))))
-    dist.destroy_process_group(group)
 
 
-def reduces_by_parts(placement):
+def reduces_by_parts(placement, group):
     """An uneven reduce_scatter, which is a reduce to each rank: all of one number, some of no concern to a host.
 
     A late rank in a call of several parts is no mismatch.
     """
     rank, size = here().rank, here().size
-    group = dist.new_group()
     for late in range(size):
         dist.barrier(group=group)
         if rank == late:
@@ -265,7 +254,6 @@ def reduces_by_parts(placement):
         part = torch.empty(4 + rank)
         dist.reduce_scatter(part, given, group=group)
         assert part.tolist() == [float(sum(range(size)) + size * rank)] * (4 + rank)
-    dist.destroy_process_group(group)
 
 
 # Bytes around the least of a long message, which passes by the leaders, 32 KiB, and far from it.
@@ -276,10 +264,9 @@ def piece(sender, receiver, size):
     return torch.arange(size).add(sender * 31 + receiver * 7).to(torch.uint8)
 
 
-def long_and_short(placement):
+def long_and_short(placement, group):
     """Long and short messages in one call, beside point-to-point messages of the same lengths between the same."""
     rank, size = here().rank, here().size
-    group = dist.new_group()
     other = size - 1 - rank
     for round_ in range(6):
         drawn = random.Random(round_)
@@ -293,10 +280,9 @@ def long_and_short(placement):
             work.wait()
         runner.check()
         assert torch.equal(beside, got)
-    dist.destroy_process_group(group)
 
 
-def long_with_a_root(placement):
+def long_with_a_root(placement, _):
     """The first one of a group may find the root late, or the others."""
     rank, size = here().rank, here().size
     for count in (SIZES[3], SIZES[4], SIZES[5]):
@@ -311,36 +297,39 @@ def long_with_a_root(placement):
             dist.destroy_process_group(group)
 
 
-def placed(placement, function, *arguments):
+def placed(placement, function, options):
+    """Call a function with a new group of these options."""
     os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
-    function(placement, *arguments)
+    group = dist.new_group(pg_options=fastcoll.Options(**options) if options else None)
+    function(placement, group)
+    dist.destroy_process_group(group)
 
 
-def of(function, short, full=(), *arguments):
+def of(function, short, full=(), **options):
     """Return the cases of a function on the placements of either tier."""
     return [
-        pytest.param(p, function, arguments, marks=[] if p in short else pytest.mark.full)
+        pytest.param(p, function, options, marks=[] if p in short else pytest.mark.full)
         for p in [*short, *full]
     ]
 
 
 @pytest.mark.parametrize(
-    "placement, function, arguments",
+    "placement, function, options",
     [
-        *of(chunks, ["0101"], ["0011", "0012", "012345"], 16 << 10),
-        *of(chunks, ["0101"], ["0011", "0012", "012345"], 2 << 20),
+        *of(chunks, ["0101"], ["0011", "0012", "012345"], ring_bytes=16 << 10),
+        *of(chunks, ["0101"], ["0011", "0012", "012345"], ring_bytes=2 << 20),
         *of(large, ["01", "012", "0012"]),
         *of(links, ["0102"], ["0011", "012", "01234"]),
         *of(wires, ["0011"], ["012", "00001111", "00112233"]),
-        *of(wires_in_fixed_order, ["00112"], ["0011", "0101", "012", "00001111"]),
+        *of(wires_in_fixed_order, ["00112"], ["0011", "0101", "012", "00001111"], order="fixed"),
         *of(long_and_short, ["0011", "0123"], ["0101", "0012"]),
         *of(long_with_a_root, ["0102"], ["0011", "0123"]),
         *of(averages_on_unequal_hosts, ["001"]),
         *of(reduces_by_parts, [], ["012"]),
     ],
 )
-def test_on_hosts(world, placement, function, arguments):
-    world(len(placement)).run(placed, placement, function, *arguments)
+def test_on_hosts(world, placement, function, options):
+    world(len(placement)).run(placed, placement, function, options)
 
 
 @on_ranks(2, fresh=True)
